@@ -1,0 +1,249 @@
+"""What a ``FakeDevice`` keeps behind its handles, and the WebGPU rules that each object checks for itself.
+
+The rules are those of the WebGPU specification (sections on buffers, bind groups and pipelines), narrowed to what the
+``Device`` protocol can express.  Every broken rule is a UsageError that names the object and carries the numbers.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from stepwell.errors import ShaderError, UsageError
+from stepwell.gpu.device import Binding, BindingType, BufferUsage
+
+Kernel = Callable[[Sequence[memoryview], tuple[int, int, int]], None]
+"""The meaning of a pipeline: gets the bound byte ranges (read-only where the binding is) and the grid."""
+
+DEFAULT_LIMITS: Mapping[str, int] = {
+    "maxBindGroups": 4,
+    "maxBindingsPerBindGroup": 1000,
+    "maxStorageBuffersPerShaderStage": 8,
+    "maxUniformBuffersPerShaderStage": 12,
+    "maxUniformBufferBindingSize": 65_536,
+    "maxStorageBufferBindingSize": 134_217_728,
+    "minUniformBufferOffsetAlignment": 256,
+    "minStorageBufferOffsetAlignment": 256,
+    "maxBufferSize": 268_435_456,
+    "maxComputeWorkgroupStorageSize": 16_384,
+    "maxComputeInvocationsPerWorkgroup": 256,
+    "maxComputeWorkgroupSizeX": 256,
+    "maxComputeWorkgroupSizeY": 256,
+    "maxComputeWorkgroupSizeZ": 64,
+    "maxComputeWorkgroupsPerDimension": 65_535,
+}
+"""The limits every WebGPU device has at least (specification, table of default limits), those of compute."""
+
+_DECLARATION = re.compile(
+    r"@group\(\s*(\d+)\s*\)\s*@binding\(\s*(\d+)\s*\)\s*var\s*<([^>]*)>"
+    r"|@binding\(\s*(\d+)\s*\)\s*@group\(\s*(\d+)\s*\)\s*var\s*<([^>]*)>"
+)
+_ENABLE = re.compile(r"\benable\s+([\w\s,]+);")
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_FEATURE_OF_EXTENSION = {"f16": "shader-f16", "subgroups": "subgroups"}
+
+
+class FakeBuffer:
+    """A buffer's size, usage, state, and its bytes; ``data`` stays None for as long as every byte is zero."""
+
+    __slots__ = ("data", "destroyed", "handle", "label", "mapped", "size", "usage")
+
+    def __init__(self, handle: int, size: int, usage: BufferUsage, label: str) -> None:
+        self.handle, self.size, self.usage, self.label = handle, size, usage, label
+        self.data: bytearray | None = None
+        self.mapped = self.destroyed = False
+
+    def __str__(self) -> str:
+        name = f"buffer {self.handle} ({self.label})" if self.label else f"buffer {self.handle}"
+        return f"{name}, {self.size:,} B, {_names(self.usage)}"
+
+    def need(self, usage: BufferUsage, purpose: str) -> None:
+        if not self.usage & usage:
+            raise UsageError(f"{purpose}: {self} lacks {usage.name}. Create it with that usage.")
+
+    def need_range(self, offset: int, nbytes: int, purpose: str, alignment: int = 4) -> None:
+        """Raise unless [offset, offset + nbytes) is aligned and inside the buffer."""
+        if offset < 0 or nbytes < 0 or offset % alignment or nbytes % 4:
+            raise UsageError(
+                f"{purpose}: offset {offset:,} and size {nbytes:,} B in {self}; the offset must be a multiple of "
+                f"{alignment}, the size a multiple of 4."
+            )
+        if offset + nbytes > self.size:
+            raise UsageError(f"{purpose}: range {offset:,} + {nbytes:,} B ends outside {self}.")
+
+    def need_usable(self, purpose: str) -> None:
+        """Raise if the queue may not touch the buffer now."""
+        if self.destroyed:
+            raise UsageError(f"{purpose}: {self} was destroyed before the submit. Destroy it after the submit.")
+        if self.mapped:
+            raise UsageError(f"{purpose}: {self} is mapped while a read is pending. Await the read first.")
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """A writable view of real bytes (they are allocated here)."""
+        if self.data is None:
+            self.data = bytearray(self.size)
+        return memoryview(self.data)[offset : offset + nbytes]
+
+    def put(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        if self.data is not None or any(data):
+            self.view(offset, len(data))[:] = data
+
+    def clear(self, offset: int, nbytes: int) -> None:
+        if self.data is not None:
+            self.view(offset, nbytes)[:] = bytes(nbytes)
+
+    def copy_from(self, source: "FakeBuffer", source_offset: int, offset: int, nbytes: int) -> None:
+        if source.data is None:
+            self.clear(offset, nbytes)
+        else:
+            self.put(offset, source.view(source_offset, nbytes))
+
+    def get(self, offset: int, nbytes: int) -> bytes:
+        return bytes(nbytes) if self.data is None else bytes(self.view(offset, nbytes))
+
+
+class FakePipeline:
+    """A compiled kernel: the layout of its bind group and, where the caller gave one, its meaning."""
+
+    __slots__ = ("bindings", "handle", "kernel", "label")
+
+    def __init__(self, handle: int, bindings: tuple[BindingType, ...], label: str, kernel: Kernel | None) -> None:
+        self.handle, self.bindings, self.label, self.kernel = handle, bindings, label, kernel
+
+    def __str__(self) -> str:
+        return f"pipeline {self.handle} ({self.label})" if self.label else f"pipeline {self.handle}"
+
+
+class FakeBindGroup:
+    """Bound ranges; ``conflict`` says why no dispatch may use the group ('' = none)."""
+
+    __slots__ = ("bindings", "conflict", "entries", "handle")
+
+    def __init__(
+        self, handle: int, bindings: tuple[BindingType, ...], entries: list[tuple[FakeBuffer, int, int]]
+    ) -> None:
+        self.handle, self.bindings, self.entries = handle, bindings, entries
+        self.conflict = _conflict(bindings, entries)
+
+    def views(self) -> list[memoryview]:
+        """The bound bytes as a kernel sees them: read-only unless the binding is writable."""
+        views = [buffer.view(offset, size) for buffer, offset, size in self.entries]
+        return [
+            view if kind is BindingType.STORAGE else view.toreadonly()
+            for view, kind in zip(views, self.bindings, strict=True)
+        ]
+
+
+def check_buffer(size: int, usage: BufferUsage, limits: Mapping[str, int]) -> None:
+    """The rules of createBuffer, and the protocol's own: a size above 0 and a multiple of 4."""
+    if size <= 0 or size % 4:
+        raise UsageError(f"buffer of {size:,} B; the size must be above 0 and a multiple of 4. Round it up.")
+    if size > limits["maxBufferSize"]:
+        raise UsageError(
+            f"buffer of {size:,} B; the device allows {limits['maxBufferSize']:,} B (maxBufferSize). Split it."
+        )
+    if not usage:
+        raise UsageError("buffer without usage; give it at least one BufferUsage flag.")
+    for mapping, partner in (
+        (BufferUsage.MAP_READ, BufferUsage.COPY_DST),
+        (BufferUsage.MAP_WRITE, BufferUsage.COPY_SRC),
+    ):
+        if usage & mapping and usage & ~(mapping | partner):
+            raise UsageError(
+                f"usage {_names(usage)}: {mapping.name} combines with {partner.name} only. Copy via a second buffer."
+            )
+
+
+def check_shader(
+    code: str, bindings: Sequence[BindingType], limits: Mapping[str, int], features: frozenset[str]
+) -> None:
+    """Reject WGSL without an entry point, with extensions the device lacks, or with other bindings than declared."""
+    code = _COMMENT.sub(" ", code)
+    if not re.search(r"@compute\b[^{;]*\bfn\s+main\s*\(", code, re.DOTALL):
+        raise ShaderError("no entry point: WGSL needs '@compute @workgroup_size(…) fn main(…)'.")
+    for names in _ENABLE.findall(code):
+        for name in re.findall(r"\w+", names):
+            if _FEATURE_OF_EXTENSION.get(name, name) not in features:
+                raise ShaderError(f"'enable {name};' needs the feature {_FEATURE_OF_EXTENSION.get(name, name)}.")
+    for limit, kinds in (
+        ("maxStorageBuffersPerShaderStage", (BindingType.STORAGE, BindingType.READ_ONLY_STORAGE)),
+        ("maxUniformBuffersPerShaderStage", (BindingType.UNIFORM,)),
+    ):
+        count = sum(kind in kinds for kind in bindings)
+        if count > limits[limit]:
+            raise ShaderError(f"{count} buffers of type {kinds[0]}; the device allows {limits[limit]} ({limit}).")
+    for groups in _DECLARATION.findall(code):
+        group, binding, space = groups[:3] if groups[2] else (groups[4], groups[3], groups[5])
+        _check_declaration(int(group), int(binding), space, bindings)
+
+
+def bind(
+    bindings: Sequence[BindingType],
+    entries: Sequence[Binding],
+    buffers: Sequence[FakeBuffer],
+    limits: Mapping[str, int],
+) -> list[tuple[FakeBuffer, int, int]]:
+    """The entries with their sizes filled in, checked against the layout.  ``buffers`` are the entries' buffers."""
+    if len(entries) != len(bindings):
+        raise UsageError(f"{len(entries)} entries for a layout of {len(bindings)} bindings. Bind each binding once.")
+    bound = []
+    for index, (kind, entry, buffer) in enumerate(zip(bindings, entries, buffers, strict=True)):
+        size = entry.size or buffer.size - entry.offset
+        _check_entry(f"binding {index} ({kind})", kind, buffer, entry.offset, size, limits)
+        bound.append((buffer, entry.offset, size))
+    return bound
+
+
+def _check_entry(
+    where: str, kind: BindingType, buffer: FakeBuffer, offset: int, size: int, limits: Mapping[str, int]
+) -> None:
+    uniform = kind is BindingType.UNIFORM
+    name = "Uniform" if uniform else "Storage"
+    buffer.need(BufferUsage.UNIFORM if uniform else BufferUsage.STORAGE, where)
+    alignment = limits[f"min{name}BufferOffsetAlignment"]
+    if offset < 0 or offset % alignment:
+        raise UsageError(
+            f"{where}: offset {offset:,} in {buffer}; it must be a multiple of {alignment} "
+            f"(min{name}BufferOffsetAlignment)."
+        )
+    if size <= 0 or offset + size > buffer.size:
+        raise UsageError(f"{where}: range {offset:,} + {size:,} B is empty or ends outside {buffer}.")
+    if not uniform and size % 4:
+        raise UsageError(f"{where}: {size:,} B bound; a storage binding is a multiple of 4 B. Round it up.")
+    limit = limits[f"max{name}BufferBindingSize"]
+    if size > limit:
+        raise UsageError(
+            f"{where}: binding of {size:,} B; the device allows {limit:,} B (max{name}BufferBindingSize). "
+            "Use a smaller context or a quantised model."
+        )
+
+
+def _check_declaration(group: int, binding: int, space: str, bindings: Sequence[BindingType]) -> None:
+    words = re.findall(r"\w+", space)
+    if words[:1] == ["uniform"]:
+        kind = BindingType.UNIFORM
+    else:
+        kind = BindingType.STORAGE if "read_write" in words else BindingType.READ_ONLY_STORAGE
+    if group != 0 or binding >= len(bindings):
+        raise UsageError(
+            f"WGSL declares @group({group}) @binding({binding}); the layout has {len(bindings)} in group 0."
+        )
+    if bindings[binding] != kind:
+        raise ShaderError(f"@binding({binding}) is {kind} in WGSL and {bindings[binding]} in the layout.")
+
+
+def _conflict(bindings: Sequence[BindingType], entries: Sequence[tuple[FakeBuffer, int, int]]) -> str:
+    """The usage-scope rule (a written buffer has no other use in a dispatch) and the aliasing rule (no overlap)."""
+    for i, (buffer, start, size) in enumerate(entries):
+        if bindings[i] is not BindingType.STORAGE:
+            continue
+        for j, (other, other_start, other_size) in enumerate(entries):
+            if j == i or other is not buffer:
+                continue
+            if bindings[j] is not BindingType.STORAGE:
+                return f"{buffer} is writable at binding {i} and {bindings[j]} at binding {j}. Bind two buffers."
+            if start < other_start + other_size and other_start < start + size:
+                return f"{buffer} is writable at bindings {i} and {j} with overlapping ranges. Bind disjoint ranges."
+    return ""
+
+
+def _names(usage: BufferUsage) -> str:
+    return "|".join(flag.name for flag in usage if flag.name) or "no usage"
