@@ -1,0 +1,90 @@
+"""The table of tensor formats: how GGML lays out numbers in a file, and which of them this version computes with.
+
+A format packs ``block_size`` neighbouring weights of a row into ``block_bytes``; d and m are little-endian half floats:
+
+    Q4_0   d, 16 bytes           weight i is d * (q - 8); q is the low nibble of byte i, or the high one of byte i - 16
+    Q4_1   d, m, 16 bytes        weight i is d * q + m; nibbles as in Q4_0
+    Q8_0   d, 32 signed bytes    weight i is d * q
+
+Source: ggml's ``ggml.h`` (type numbers) and ``ggml-common.h`` (block structs).
+"""
+
+from dataclasses import dataclass
+
+from stepwell.errors import Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFormat:
+    """One row of the table; ``ggml_type`` is the number that a GGUF file stores."""
+
+    name: str
+    ggml_type: int
+    block_size: int
+    block_bytes: int
+
+    def nbytes(self, elements: int) -> int:
+        """Bytes of ``elements`` weights, which must be whole blocks."""
+        return elements // self.block_size * self.block_bytes
+
+
+F32 = TensorFormat("F32", 0, 1, 4)
+F16 = TensorFormat("F16", 1, 1, 2)
+Q4_0 = TensorFormat("Q4_0", 2, 32, 18)
+Q4_1 = TensorFormat("Q4_1", 3, 32, 20)
+Q8_0 = TensorFormat("Q8_0", 8, 32, 34)
+
+FORMATS = {row.ggml_type: row for row in (F32, F16, Q4_0, Q4_1, Q8_0)}
+"""The supported formats by their number in the file."""
+
+_OTHER_NAMES = {
+    4: "Q4_2 (removed from GGML)",
+    5: "Q4_3 (removed from GGML)",
+    6: "Q5_0",
+    7: "Q5_1",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    30: "BF16",
+    31: "Q4_0_4_4 (removed from GGML)",
+    32: "Q4_0_4_8 (removed from GGML)",
+    33: "Q4_0_8_8 (removed from GGML)",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    36: "IQ4_NL_4_4 (removed from GGML)",
+    37: "IQ4_NL_4_8 (removed from GGML)",
+    38: "IQ4_NL_8_8 (removed from GGML)",
+    39: "MXFP4",
+    40: "NVFP4",
+    41: "Q1_0",
+}
+
+
+def find_format(ggml_type: int, where: str) -> TensorFormat:
+    """The format numbered ``ggml_type``; any other number raises Unsupported, in which ``where`` names the tensor."""
+    found = FORMATS.get(ggml_type)
+    if found is None:
+        name = _OTHER_NAMES.get(ggml_type, f"{ggml_type}, a number that this version does not know")
+        supported = ", ".join(row.name for row in FORMATS.values())
+        raise Unsupported(
+            f"{where} has type {name}. Supported types: {supported}. Use a quantisation made of these alone."
+        )
+    return found
