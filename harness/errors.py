@@ -1,0 +1,24 @@
+"""What the harness raises on purpose; the command line turns each into one message and an exit code.
+
+HarnessError
+├── SetupError    something on this machine is missing or refused (exit 2): a tool, the network, a browser, an option
+└── RunError      the page or the model run failed (exit 1)
+
+A message says what happened and what to do next.
+"""
+
+
+class HarnessError(Exception):
+    exit_code = 1
+
+
+class SetupError(HarnessError):
+    exit_code = 2
+
+
+class RunError(HarnessError):
+    """``code`` is the class name of the package's error, or what the browser reported (``crash``, ``timeout``, …)."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        self.code = code
+        super().__init__(f"{code}: {message}" if code else message)
