@@ -1,0 +1,48 @@
+"""What a pool policy is: pure decisions over sizes, roles, sites and ids.
+
+A policy knows no device, clock, randomness or file: the same requests get the same decisions, so a policy can be
+replayed and tested without a GPU.  It may hand a released buffer out again before the flush (the GPU runs commands in
+order, so reuse by commands is safe); when a buffer may be *destroyed* is the pool's business.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from stepwell.memory.buffer import Role
+
+
+class Request(NamedTuple):
+    """What a policy sees of an ``acquire``."""
+
+    nbytes: int
+    role: Role
+    site: int = 0
+
+
+class Policy(Protocol):
+    """Decides the size of a new buffer, which free buffer is reused, and which are given up."""
+
+    def size_class(self, request: Request) -> int:
+        """Bytes to reserve for the request: at least ``request.nbytes``, a multiple of 4."""
+
+    def acquire(self, request: Request, size: int) -> int | None:
+        """The id of a free buffer of ``size`` bytes, or None: the pool creates one.
+
+        ``size`` is what ``size_class`` said, or less where the device's limit is lower.
+        """
+
+    def release(self, buffer_id: int, request: Request, size: int) -> Sequence[int]:
+        """The buffer is free.  Returns ids to destroy (the pool waits for the flush if they may be in flight)."""
+
+    def flush(self) -> Sequence[int]:
+        """Everything recorded was submitted.  Returns ids to destroy."""
+
+    def begin_run(self) -> Sequence[int]:
+        """A run (one decode step) begins.  Returns ids to destroy."""
+
+    def drain(self) -> Sequence[int]:
+        """Forgets every buffer it keeps and returns their ids."""
+
+
+def round_up(nbytes: int, multiple: int) -> int:
+    return -(-nbytes // multiple) * multiple

@@ -1,0 +1,25 @@
+"""``disabled``: no reuse.  A request creates a buffer, a release gives it up (ONNX Runtime: ``disabled``)."""
+
+from collections.abc import Sequence
+
+from stepwell.memory.policies.base import Request, round_up
+
+
+class Disabled:
+    def size_class(self, request: Request) -> int:
+        return round_up(request.nbytes, 16)
+
+    def acquire(self, request: Request, size: int) -> int | None:
+        return None
+
+    def release(self, buffer_id: int, request: Request, size: int) -> Sequence[int]:
+        return (buffer_id,)
+
+    def flush(self) -> Sequence[int]:
+        return ()
+
+    def begin_run(self) -> Sequence[int]:
+        return ()
+
+    def drain(self) -> Sequence[int]:
+        return ()

@@ -1,0 +1,30 @@
+"""``lazy_release``: no reuse; released buffers are given up together at the flush (ONNX Runtime: ``lazyRelease``)."""
+
+from collections.abc import Sequence
+
+from stepwell.memory.policies.base import Request, round_up
+
+
+class LazyRelease:
+    def __init__(self) -> None:
+        self._pending: list[int] = []
+
+    def size_class(self, request: Request) -> int:
+        return round_up(request.nbytes, 16)
+
+    def acquire(self, request: Request, size: int) -> int | None:
+        return None
+
+    def release(self, buffer_id: int, request: Request, size: int) -> Sequence[int]:
+        self._pending.append(buffer_id)
+        return ()
+
+    def flush(self) -> Sequence[int]:
+        return self.drain()
+
+    def begin_run(self) -> Sequence[int]:
+        return ()
+
+    def drain(self) -> Sequence[int]:
+        pending, self._pending = self._pending, []
+        return pending
