@@ -1,0 +1,21 @@
+"""The seam to WebGPU.  Only this folder may import ``js`` or ``pyodide``."""
+
+from collections.abc import Mapping, Sequence
+
+from stepwell.errors import NoWebGPU
+from stepwell.gpu.device import Device
+
+
+async def open_device(need: Mapping[str, int] | None = None, need_features: Sequence[str] = ()) -> Device:
+    """The browser's WebGPU device.
+
+    ``need`` maps limit names of the WebGPU spec to the least value the caller can work with; ``need_features`` names
+    features.  What is missing raises MissingCapability with the name, the need and what the adapter has.
+    """
+    try:
+        from stepwell.gpu.js_device import open_js_device
+    except ImportError:
+        raise NoWebGPU(
+            "No browser here: open_device() needs Pyodide. Use stepwell.gpu.fake_device off the browser."
+        ) from None
+    return await open_js_device(need or {}, need_features)

@@ -1,0 +1,71 @@
+"""The kernels: one Jinja2 WGSL template each in ``wgsl/``, one row each in ``KERNELS``.
+
+To add one: write ``wgsl/<name>.wgsl``, add its row, and a numpy reference beside its test.  The bindings are read from
+the rendered WGSL, so they stand in one place.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from stepwell.errors import BadRequest
+from stepwell.gpu.device import BindingType
+
+if TYPE_CHECKING:
+    import jinja2
+
+KERNELS: Mapping[str, str] = {
+    "repack": "GGUF blocks as they are in the file -> words and scales in the layout of matmul",
+    "embed": "rows of the token embedding, dequantised",
+    "rms_norm": "y = x / rms(x) * weight, per row",
+    "matmul": "y = x W^T over quantised W; optionally added to y, or SwiGLU of two halves of W",
+    "rope_append": "rotary embedding of q in place, of k into the KV cache; v into the KV cache",
+    "attention": "softmax(q k^T / sqrt(d)) v over the KV cache, causal, grouped-query",
+    "argmax": "the id of the largest logit that is not banned",
+}
+
+_BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage)\s*(?:,\s*(read_write|read))?\s*>")
+
+
+@cache
+def _environment() -> "jinja2.Environment":
+    import jinja2  # here, not at the top: pages that only allocate never pay for it
+
+    def source(name: str) -> str:
+        return files("stepwell.kernels").joinpath("wgsl", name).read_text(encoding="utf-8")
+
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(source),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # WGSL, not HTML
+    )
+
+
+def render(kernel: str, constants: Mapping[str, object]) -> str:
+    """The WGSL of one variant; a constant that the template wants and does not get raises BadRequest."""
+    import jinja2
+
+    if kernel not in KERNELS:
+        raise BadRequest(f"no kernel named {kernel!r}; there are {', '.join(KERNELS)}")
+    try:
+        return _environment().get_template(f"{kernel}.wgsl").render(constants)
+    except jinja2.UndefinedError as error:
+        raise BadRequest(f"kernel {kernel}: {error.message}") from error
+
+
+def bindings_of(wgsl: str) -> tuple[BindingType, ...]:
+    """The binding types of group 0, read from a shader's declarations.  Bindings must be 0, 1, 2, … without gaps."""
+    found = {int(number): (space, access) for number, space, access in _BINDING.findall(wgsl)}
+    if sorted(found) != list(range(len(found))):
+        raise BadRequest(f"bindings of group 0 are {sorted(found)}: number them 0, 1, 2, … without gaps")
+    kinds = {
+        ("uniform", ""): BindingType.UNIFORM,
+        ("storage", "read"): BindingType.READ_ONLY_STORAGE,
+        ("storage", ""): BindingType.READ_ONLY_STORAGE,
+        ("storage", "read_write"): BindingType.STORAGE,
+    }
+    return tuple(kinds[found[number]] for number in range(len(found)))

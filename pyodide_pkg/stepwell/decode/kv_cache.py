@@ -1,0 +1,142 @@
+"""The KV cache modes: who holds K and V, and what a step does to make room.
+
+K and V of a layer are f32 [position][kv_heads * head_dim] (position-major, so that growing is one plain copy).
+A step is a transaction: ``extend`` before recording, then ``commit`` once it was submitted, or ``abandon``.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from stepwell.errors import ContextFull
+from stepwell.launch.recorder import Recorder
+from stepwell.memory.buffer import Buffer, Role
+from stepwell.memory.pool import BufferPool
+
+Pair = tuple[Buffer, Buffer]
+
+
+class KVCache(Protocol):
+    length: int  # positions that are filled and committed
+
+    @property
+    def class_bytes(self) -> int:
+        """Reserved bytes of one K or V tensor: the size class that the staircase is about."""
+
+    def extend(self, rec: Recorder, rows: int) -> list[Pair]:
+        """Room for ``rows`` more positions: (K, V) per layer.  Raises ContextFull."""
+
+    def commit(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Tensors:
+    """What both modes share: the geometry, and acquiring a full set of K and V or nothing."""
+
+    def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
+        self._pool = pool
+        self._layers = layers
+        self._width_bytes = width_bytes
+        self._capacity = capacity
+        self._rows = 0  # of the step under way
+        self.length = 0
+
+    def _check_room(self, rows: int) -> None:
+        if self.length + rows > self._capacity:
+            raise ContextFull(
+                f"{self.length:,} positions are filled and {rows:,} more are wanted; the context holds "
+                f"{self._capacity:,}. Ask for fewer tokens or a larger --context."
+            )
+
+    def _acquire(self, positions: int) -> list[Pair]:
+        held: list[Buffer] = []
+        try:
+            for site in range(2 * self._layers):
+                label = f"{'kv'[site % 2]}.{site // 2}"
+                held.append(self._pool.acquire(positions * self._width_bytes, Role.KV, label, site))
+        except BaseException:
+            for buffer in reversed(held):
+                self._pool.release(buffer)
+            raise
+        return list(zip(held[::2], held[1::2], strict=True))
+
+    def _release(self, pairs: list[Pair]) -> None:
+        # in reverse: with LIFO free lists each site gets its own buffer back
+        for k, v in reversed(pairs):
+            self._pool.release(v)
+            self._pool.release(k)
+
+
+class GrowKV(_Tensors):
+    """A new, larger present tensor per K and V at every step; the past is copied into it, then released.
+
+    What runtimes do whose graphs return ``present`` outputs, and the pattern that the pool exists for.
+    """
+
+    def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
+        super().__init__(pool, layers, width_bytes, capacity)
+        self._past: list[Pair] = []
+        self._present: list[Pair] = []
+
+    @property
+    def class_bytes(self) -> int:
+        return self._past[0][0].size if self._past else 0
+
+    def extend(self, rec: Recorder, rows: int) -> list[Pair]:
+        self._check_room(rows)
+        self._present = self._acquire(self.length + rows)
+        self._rows = rows
+        nbytes = self.length * self._width_bytes
+        for past, present in zip(self._past, self._present, strict=False):  # there is no past in the first step
+            for source, target in zip(past, present, strict=True):
+                rec.copy(source, 0, target, 0, nbytes)
+        return self._present
+
+    def commit(self) -> None:
+        self._release(self._past)
+        self._past, self._present = self._present, []
+        self.length += self._rows
+
+    def abandon(self) -> None:
+        self._release(self._present)
+        self._present = []
+
+    def close(self) -> None:
+        self.abandon()
+        self._release(self._past)
+        self._past = []
+
+
+class StaticKV(_Tensors):
+    """K and V allocated once for the whole context and appended in place."""
+
+    def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
+        super().__init__(pool, layers, width_bytes, capacity)
+        self._tensors = self._acquire(capacity)
+
+    @property
+    def class_bytes(self) -> int:
+        return self._tensors[0][0].size
+
+    def extend(self, rec: Recorder, rows: int) -> list[Pair]:
+        self._check_room(rows)
+        self._rows = rows
+        return self._tensors
+
+    def commit(self) -> None:
+        self.length += self._rows
+
+    def abandon(self) -> None:
+        self._rows = 0
+
+    def close(self) -> None:
+        self._release(self._tensors)
+        self._tensors = []
+
+
+KV_MODES: dict[str, tuple[Callable[[BufferPool, int, int, int], KVCache], str]] = {
+    "grow": (GrowKV, "a new, larger tensor per K and V at every token, the past copied in: what the pool exists for"),
+    "static": (StaticKV, "allocated once for the whole context, appended in place"),
+}

@@ -1,0 +1,370 @@
+"""``Frontend``: what a page talks to.  JSON text in, JSON text out; no other object crosses the border.
+
+The messages are those of docs/architecture.md ("The page's messages").  Errors of stepwell become ``error`` messages;
+any other exception is a bug and propagates to the caller.
+"""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stepwell import __version__
+from stepwell.decode.kv_cache import KV_MODES
+from stepwell.decode.sampling import Sampling
+from stepwell.decode.session import DecodeSession, Generation, TokenEvent
+from stepwell.decode.timing import now_ms
+from stepwell.errors import BadRequest, StepwellError, Unsupported
+from stepwell.gpu import open_device
+from stepwell.gpu.device import ByteSource, Device
+from stepwell.launch.launcher import Launcher
+from stepwell.memory.policies import POLICIES
+from stepwell.memory.pool import BufferPool
+from stepwell.models import ARCHITECTURES
+from stepwell.models.llama import Llama
+from stepwell.record import RunRecord
+from stepwell.text.backends import MakeEncoder
+from stepwell.text.chat import render_chat
+from stepwell.text.detokenizer import Detokenizer, StopMatcher
+from stepwell.text.tokenizer import Tokenizer
+from stepwell.weights.gguf import GgufFile, read_gguf
+
+_PROGRESS_MS = 50  # between two progress messages
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A ``run`` message's request, with the defaults of the document."""
+
+    prompt: str
+    raw: bool = False
+    tokens: int = 64
+    policy: str = "adaptive"
+    kv: str = "static"
+    context: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    ban_eos: bool = False
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    top_logits: int = 0
+
+    @classmethod
+    def from_json(cls, text: str) -> "Request":
+        """Null means the default.  Raises BadRequest for unknown fields and values of the wrong type."""
+        given = {name: value for name, value in json.loads(text).items() if value is not None}
+        types = {name: field.type for name, field in cls.__dataclass_fields__.items()}
+        for name, value in given.items():
+            if name not in types:
+                raise BadRequest(f"the request has a field {name!r}; there are {', '.join(types)}.")
+            given[name] = _typed(name, value, types[name])
+        if "prompt" not in given:
+            raise BadRequest("the request has no prompt: write something.")
+        return cls(**given)
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_k, self.top_p, self.seed)
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind == tuple[str, ...]:
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise BadRequest(f"{name} is {value!r}; it must be a list of texts.")
+    expected = int if kind == int | None else kind
+    if type(value) is not expected:
+        raise BadRequest(f"{name} is {value!r}; it must be of type {expected.__name__}.")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on the GPU and how to talk to it."""
+
+    name: str
+    sha256: str | None
+    file: GgufFile
+    llama: Llama
+    tokenizer: Tokenizer
+    chat_template: str | None
+
+    def describe(self) -> dict[str, object]:
+        config = self.llama.config
+        types: dict[str, int] = {}
+        for tensor in self.file.tensors.values():
+            types[tensor.format.name] = types.get(tensor.format.name, 0) + 1
+        return {
+            "name": self.name,
+            "sha256": self.sha256,
+            "architecture": self.file.metadata["general.architecture"],
+            "layers": config.n_layers,
+            "kv_heads": config.n_kv_heads,
+            "head_dim": config.head_dim,
+            "context_length": config.context_length,
+            "bytes": self.file.size,
+            "tensor_types": types,
+            "has_chat_template": self.chat_template is not None,
+        }
+
+
+class Frontend:
+    """One device, at most one loaded model, one run at a time.
+
+    ``emit`` takes the JSON text of a message; ``host`` is JSON of what only the page knows (browser, timer, …);
+    ``make_encoder`` builds a tokenizer from a tokenizer.json (see text/backends.py).
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[str], object],
+        host: str,
+        make_encoder: MakeEncoder,
+        opener: Callable[[], Awaitable[Device]] = open_device,
+    ) -> None:
+        self._emit_text = emit
+        self._host: dict[str, Any] = json.loads(host)
+        self._make_encoder = make_encoder
+        self._opener = opener
+        self._launcher: Launcher | None = None
+        self._model: LoadedModel | None = None
+        self._session: DecodeSession | None = None
+        self._phase = "device"
+        self._last_progress = 0.0
+
+    # ---- messages out --------------------------------------------------------------------------------------------
+
+    def _emit(self, kind: str, **fields: object) -> None:
+        self._emit_text(json.dumps({"type": kind, **fields}, separators=(",", ":")))
+
+    def _enter(self, phase: str, text: str) -> None:
+        self._phase = phase
+        self._last_progress = 0.0
+        self._emit("phase", phase=phase, text=text)
+
+    def _progress(self, unit: str) -> Callable[[int, int], None]:
+        phase = self._phase
+
+        def report(done: int, total: int) -> None:
+            now = now_ms()
+            if done >= total or now - self._last_progress >= _PROGRESS_MS:
+                self._last_progress = now
+                self._emit("progress", phase=phase, done=done, total=total, unit=unit)
+
+        return report
+
+    @asynccontextmanager
+    async def _reporting(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except StepwellError as error:
+            self._emit("error", code=error.code, message=str(error), phase=self._phase)
+
+    # ---- messages in ---------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Open the GPU device and say what there is."""
+        async with self._reporting():
+            self._enter("device", "Opening the GPU device")
+            device = await self._opener()
+            self._launcher = Launcher(device, BufferPool(device))
+            self._emit(
+                "environment",
+                environment=self._environment(),
+                policies=[{"name": name, "summary": entry.summary} for name, entry in POLICIES.items()],
+                kv_modes=[{"name": name, "summary": summary} for name, (_, summary) in KV_MODES.items()],
+                boot_ms=self._host.get("boot_ms"),
+                limits=dict(device.info.limits),
+            )
+            self._enter("ready", "Ready")
+
+    async def load_url(self, model: str) -> None:
+        """Load the model of a ``load`` message of kind ``url``."""
+        async with self._reporting():
+            from stepwell.gpu.js_device import open_url
+
+            described = json.loads(model)
+            self._enter("weights", f"Opening {described['name']}")
+            await self._load(described, await open_url(described["url"], described["name"]))
+
+    async def load_file(self, model: str, file: Any) -> None:
+        """Load the model of a ``load`` message of kind ``file``; ``file`` is the JS File."""
+        async with self._reporting():
+            from stepwell.gpu.js_device import open_file
+
+            await self._load(json.loads(model), open_file(file))
+
+    async def load_source(self, model: str, source: ByteSource) -> None:
+        """The same from any byte source."""
+        async with self._reporting():
+            await self._load(json.loads(model), source)
+
+    async def run(self, request: str) -> None:
+        """Answer a ``run`` message: tokens as they come, then the record."""
+        async with self._reporting():
+            await self._run(Request.from_json(request))
+
+    def cancel(self) -> None:
+        """End the run under way after its current step; without one, nothing happens."""
+        if self._session is not None:
+            self._session.cancel()
+
+    def close(self) -> None:
+        """Give back the model, the pool and the device."""
+        if self._launcher is None:
+            return
+        self._unload()
+        self._launcher.close()
+        self._launcher.pool.close()
+        self._launcher.device.close()
+        self._launcher = None
+
+    # ---- the work ------------------------------------------------------------------------------------------------
+
+    def _opened(self) -> Launcher:
+        if self._launcher is None:
+            raise BadRequest("there is no GPU device: see the error of the start.")
+        return self._launcher
+
+    def _unload(self) -> None:
+        if self._model is not None:
+            self._model.llama.close()
+            self._model = None
+
+    async def _load(self, described: Mapping[str, Any], source: ByteSource) -> None:
+        launcher = self._opened()
+        if self._session is not None:
+            raise BadRequest("a run is under way: stop it before loading another model.")
+        self._enter("weights", f"Reading {described['name']}")
+        self._unload()
+        file = await read_gguf(source)
+        architecture = file.metadata.get("general.architecture")
+        if architecture not in ARCHITECTURES:
+            raise Unsupported(f"architecture {architecture!r} is not supported; there are {', '.join(ARCHITECTURES)}.")
+        tokenizer = Tokenizer(file.metadata, self._make_encoder)
+        self._enter("weights", f"Loading {described['name']}")
+        llama = await ARCHITECTURES[architecture].load(file, source, launcher, self._progress("bytes"))
+        template = file.metadata.get("tokenizer.chat_template")
+        self._model = LoadedModel(
+            described["name"],
+            described.get("sha256"),
+            file,
+            llama,
+            tokenizer,
+            template if isinstance(template, str) else None,
+        )
+        self._emit("model", model=self._model.describe())
+        self._enter("ready", "Ready")
+
+    def _prompt(self, model: LoadedModel, request: Request) -> str:
+        if request.raw or model.chat_template is None:
+            return request.prompt
+        tokenizer = model.tokenizer
+        return render_chat(
+            model.chat_template,
+            [{"role": "user", "content": request.prompt}],
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+        )
+
+    async def _run(self, request: Request) -> None:
+        launcher = self._opened()
+        model = self._model
+        if model is None:
+            raise BadRequest("no model is loaded: load one first.")
+        if self._session is not None:
+            raise BadRequest("a run is under way: stop it before the next.")
+        generation = Generation(
+            max_tokens=request.tokens,
+            sampling=request.sampling,
+            eog_ids=frozenset(model.tokenizer.eog_ids),
+            ban_eos=request.ban_eos,
+            ignore_eos=request.ignore_eos,
+            top_logits=request.top_logits,
+        )
+        stops = StopMatcher(request.stop)
+        prompt_ids = model.tokenizer.encode(self._prompt(model, request))
+        limit = model.llama.config.context_length
+        context = request.context or min(limit, len(prompt_ids) + request.tokens)
+        launcher.pool.set_policy(request.policy)
+        session = DecodeSession(model.llama, launcher, kv=request.kv, context=context)
+        self._session = session
+        record = RunRecord(
+            scenario={"model": model.name, "sha256": model.sha256, **asdict(request), "context": context},
+            environment=self._environment(),
+            prompt_ids=prompt_ids,
+        )
+        try:
+            self._enter("kernels", "Compiling kernels")
+            await session.prepare(generation, len(prompt_ids), self._progress("kernels"))
+            await self._answer(session, record, generation, stops, model.tokenizer)
+            record.memory(launcher.pool.report())
+        finally:
+            self._session = None
+            session.close()
+            launcher.bind_groups.clear()  # of the session's buffers: the next run has others
+            launcher.pool.flush()
+        self._emit("done", record=record.as_dict())
+        self._enter("ready", "Ready")
+
+    async def _answer(
+        self,
+        session: DecodeSession,
+        record: RunRecord,
+        generation: Generation,
+        stops: StopMatcher,
+        tokenizer: Tokenizer,
+    ) -> None:
+        # when end-of-generation tokens are fed back like any other, the text shows them
+        detokenizer = Detokenizer(tokenizer, skip_special=not generation.ignore_eos)
+        self._enter("prefill", f"Reading {len(record.prompt_ids):,} prompt tokens")
+        reason = None
+        async for event in session.generate(record.prompt_ids, generation, self._progress("tokens")):
+            if event.index == 0:
+                self._enter("decode", "Answering")
+            text = stops.push(detokenizer.push(event.id))
+            self._token(record, event, text)
+            if event.ends:
+                reason = "stop"
+            if stops.matched is not None:
+                reason = "stop_string"
+                break
+        if reason is None:
+            reason = "cancelled" if session.cancelled else "length"
+        tail = stops.push(detokenizer.finish()) + stops.finish()
+        if tail:
+            record.text += tail
+            self._emit("token", text=tail, token=None, by_role=self._by_role())
+        record.finish_reason = reason
+
+    def _token(self, record: RunRecord, event: TokenEvent, text: str) -> None:
+        entry = record.add(event, text)
+        self._emit("token", text=text, token=entry, by_role=self._by_role())
+
+    def _by_role(self) -> dict[str, int]:
+        return self._opened().pool.ledger.reserved_by_role()
+
+    def _environment(self) -> dict[str, object]:
+        info = self._opened().device.info
+        return {
+            "adapter": {
+                "vendor": info.vendor,
+                "architecture": info.architecture,
+                "description": info.description,
+                "is_fallback": info.is_fallback,
+                "is_software": info.is_software,
+                "subgroup_size": info.subgroup_size,
+            },
+            "features": sorted(info.features),
+            "browser": self._host.get("browser"),
+            "flags": self._host.get("flags", []),
+            "cross_origin_isolated": self._host.get("cross_origin_isolated"),
+            "timer_resolution_us": self._host.get("timer_resolution_us"),
+            "pyodide": self._host.get("pyodide"),
+            "stepwell": __version__,
+        }

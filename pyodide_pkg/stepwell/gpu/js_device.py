@@ -1,0 +1,208 @@
+"""``JsDevice``: the Device over ``navigator.gpu``.  Runs in Pyodide only; the JS half is ``executor.js``."""
+
+import json
+from array import array
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from js import Float64Array  # type: ignore[import-not-found]
+from pyodide.code import run_js  # type: ignore[import-not-found]
+from pyodide.ffi import JsException, to_js  # type: ignore[import-not-found]
+
+from stepwell import errors
+from stepwell.gpu.device import Binding, BindingType, BufferUsage, ByteSource, Chunk, DeviceInfo, Progress
+
+_WANTED_FEATURES = ("subgroups", "shader-f16", "timestamp-query")
+_WANTED_LIMITS = (  # asked for up to what the adapter has: the defaults are far below what models need
+    "maxBufferSize",
+    "maxStorageBufferBindingSize",
+    "maxStorageBuffersPerShaderStage",
+    "maxComputeInvocationsPerWorkgroup",
+    "maxComputeWorkgroupSizeX",
+    "maxComputeWorkgroupStorageSize",
+)
+_UPLOAD_BLOCK = 1 << 22
+
+_executor_module: Any = None
+
+
+def _executor() -> Any:
+    """The value of executor.js, evaluated once."""
+    global _executor_module
+    if _executor_module is None:
+        source = files("stepwell.gpu").joinpath("executor.js").read_text(encoding="utf-8")
+        _executor_module = run_js(source + "\n//# sourceURL=stepwell/gpu/executor.js")
+    return _executor_module
+
+
+def _raised(exception: Any) -> errors.StepwellError:
+    """The stepwell error that a JS exception stands for: its name is the class, if it came from executor.js."""
+    kind = getattr(errors, str(exception.name), None)
+    if isinstance(kind, type) and issubclass(kind, errors.StepwellError):
+        return kind(str(exception.message))
+    return errors.UsageError(f"{exception.name}: {exception.message}")
+
+
+async def _awaited(promise: Awaitable[Any]) -> Any:
+    try:
+        return await promise
+    except JsException as exception:
+        raise _raised(exception) from None
+
+
+class JsSource:
+    """A byte source on the JS side: its bytes can reach the GPU without passing through Python."""
+
+    def __init__(self, js: Any) -> None:
+        self.js = js
+        self.name = str(js.name)
+        self.size = int(js.size)
+
+    async def read(self, offset: int, nbytes: int) -> bytes:
+        data: bytes = (await _awaited(self.js.read(offset, min(offset + nbytes, self.size)))).to_bytes()
+        return data
+
+
+async def open_url(url: str, name: str) -> JsSource:
+    """A file behind a URL, read by Range requests where the server has them."""
+    return JsSource(await _awaited(_executor().urlSource(url, name)))
+
+
+def open_file(file: Any) -> JsSource:
+    """A JS ``File`` or ``Blob`` that the user picked."""
+    return JsSource(_executor().fileSource(file))
+
+
+async def open_opfs(path: str) -> JsSource:
+    """A file in the origin's private file system."""
+    return JsSource(await _awaited(_executor().opfsSource(path)))
+
+
+async def open_js_device(need: Mapping[str, int], need_features: Sequence[str]) -> "JsDevice":
+    try:
+        adapter = await _executor().openAdapter()
+        facts = json.loads(adapter.facts)
+        _check(need, need_features, facts)
+        request = {
+            "requiredLimits": {name: facts["limits"][name] for name in {*_WANTED_LIMITS, *need}},
+            "requiredFeatures": sorted({*need_features, *(f for f in _WANTED_FEATURES if f in facts["features"])}),
+        }
+        return JsDevice(await adapter.openDevice(json.dumps(request)), request)
+    except JsException as exception:
+        raise _raised(exception) from None
+
+
+def _check(need: Mapping[str, int], need_features: Sequence[str], facts: Mapping[str, Any]) -> None:
+    for name, value in need.items():
+        has = facts["limits"].get(name, 0)
+        # limits named min… are alignments: smaller is better
+        if (has > value) if name.startswith("min") else (has < value):
+            raise errors.MissingCapability(name, value, has, "Use a smaller model or context, or another GPU.")
+    for feature in need_features:
+        if feature not in facts["features"]:
+            raise errors.MissingCapability(
+                f"feature {feature}", feature, ", ".join(sorted(facts["features"])) or "none"
+            )
+
+
+class JsDevice:
+    """The Device protocol over one ``Executor`` of executor.js."""
+
+    def __init__(self, executor: Any, request: Mapping[str, Any]) -> None:
+        self._js = executor
+        # methods looked up once: a proxied attribute costs as much as the call
+        self._create_buffer = executor.createBuffer
+        self._create_bind_group = executor.createBindGroup
+        self._destroy = executor.destroy
+        self._words = executor.words
+        self._submit = executor.submit
+        self._read = executor.readBuffer
+        facts = json.loads(run_js("(e) => JSON.stringify(e.info)")(executor))
+        granted = json.loads(
+            run_js(
+                "(e) => { const l = {}; for (const n in e.device.limits) l[n] = e.device.limits[n];"
+                " return JSON.stringify({limits: l, features: [...e.device.features]}); }"
+            )(executor)
+        )
+        subgroups = "subgroups" in request["requiredFeatures"]
+        self._info = DeviceInfo(
+            vendor=facts["vendor"],
+            architecture=facts["architecture"],
+            description=facts["description"],
+            is_fallback=facts["isFallback"],
+            limits=granted["limits"],
+            features=frozenset(granted["features"]),
+            subgroup_size=(facts.get("subgroupMinSize") or 0) if subgroups else 0,
+            subgroup_max_size=(facts.get("subgroupMaxSize") or 0) if subgroups else 0,
+        )
+
+    @property
+    def info(self) -> DeviceInfo:
+        return self._info
+
+    def create_buffer(self, size: int, usage: BufferUsage, label: str = "") -> int:
+        handle: int = self._now(self._create_buffer, size, int(usage), label)
+        return handle
+
+    async def create_pipeline(self, code: str, bindings: Sequence[BindingType], label: str = "") -> int:
+        handle: int = await _awaited(self._js.createPipeline(code, label, *(b.value for b in bindings)))
+        return handle
+
+    def create_bind_group(self, pipeline: int, entries: Sequence[Binding]) -> int:
+        handle: int = self._now(self._create_bind_group, pipeline, *(word for entry in entries for word in entry))
+        return handle
+
+    def destroy(self, handle: int) -> None:
+        self._now(self._destroy, handle)
+
+    def write_buffer(self, buffer: int, offset: int, data: bytes | bytearray | memoryview | array[int]) -> None:
+        self._now(self._js.writeBuffer, buffer, offset, to_js(data))
+
+    def submit(self, program: array[int]) -> None:
+        count = len(program)
+        self._words(count).assign(program)
+        self._now(self._submit, count)
+
+    async def read_buffer(self, buffer: int, offset: int, nbytes: int) -> bytes:
+        data: bytes = (await _awaited(self._read(buffer, offset, nbytes))).to_bytes()
+        return data
+
+    async def upload(self, source: ByteSource, chunks: Sequence[Chunk], progress: Progress | None = None) -> None:
+        ordered = sorted(chunks)
+        if isinstance(source, JsSource):
+            table = Float64Array.new(4 * len(ordered))
+            table.assign(array("d", [value for chunk in ordered for value in chunk]))
+            await _awaited(self._js.upload(source.js, table, progress))
+            return
+        # a source made in Python (tests, small tables): its bytes are in this heap anyway
+        total, done = sum(chunk.nbytes for chunk in ordered), 0
+        for chunk in ordered:
+            for start in range(0, chunk.nbytes, _UPLOAD_BLOCK):
+                size = min(_UPLOAD_BLOCK, chunk.nbytes - start)
+                data = await source.read(chunk.source_offset + start, size)
+                if len(data) < size:
+                    raise errors.BadFile(
+                        f"{source.name}: the file ends at byte {chunk.source_offset + start + len(data):,}"
+                    )
+                self.write_buffer(chunk.buffer, chunk.buffer_offset + start, data + bytes(-size % 4))
+                done += size
+                if progress is not None:
+                    progress(done, total)
+        await self.wait()
+
+    async def wait(self) -> None:
+        await _awaited(self._js.wait())
+
+    def table_sizes(self) -> Mapping[str, int]:
+        return dict(zip(("buffers", "pipelines", "bind_groups"), self._js.sizes(), strict=True))
+
+    def close(self) -> None:
+        self._js.close()
+
+    @staticmethod
+    def _now(method: Callable[..., Any], *args: object) -> Any:
+        try:
+            return method(*args)
+        except JsException as exception:
+            raise _raised(exception) from None

@@ -1,0 +1,116 @@
+"""The operations of a transformer step as recorder calls: each picks its kernel variant and its grid.
+
+Shapes: ``rows`` are the tokens of this step; activations are f32, row-major.  ``step`` is the 16-byte uniform of
+``wgsl/step.wgsl``.
+"""
+
+from dataclasses import dataclass
+
+from stepwell.kernels.tuning import Tuning
+from stepwell.launch.recorder import Recorder, Variant
+from stepwell.memory.buffer import Buffer
+
+ROPE_BITS = 20  # positions up to 2^20
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight matrix [n][k] on the GPU, laid out as ``wgsl/formats.wgsl`` says; F16 and F32 have no ``scales``."""
+
+    format: str
+    n: int
+    k: int
+    words: Buffer
+    scales: Buffer | None
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return (self.words,) if self.scales is None else (self.words, self.scales)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The attention geometry of one layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope_dim: int
+
+    def constants(self) -> tuple[tuple[str, int], ...]:
+        return (("heads", self.heads), ("kv_heads", self.kv_heads), ("head_dim", self.head_dim))
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+class Ops:
+    def __init__(self, tuning: Tuning) -> None:
+        self.tuning = tuning
+
+    def repack(self, rec: Recorder, raw: Buffer, matrix: Matrix, rows: int, first_row: int) -> None:
+        """Fill ``rows`` rows of ``matrix`` from GGUF blocks."""
+        threads = self.tuning.elementwise_threads
+        constants = (
+            ("format", matrix.format),
+            ("rows", rows),
+            ("columns", matrix.k),
+            ("first_row", first_row),
+            ("all_rows", matrix.n),
+            ("threads", threads),
+        )
+        rec.launch(Variant("repack", constants), (raw, *matrix.buffers), (ceil_div(rows, threads), matrix.k // 32, 1))
+
+    def embed(self, rec: Recorder, step: Buffer, ids: Buffer, x: Buffer, table: Matrix, rows: int) -> None:
+        """x[rows][k] = rows of the table that ``ids`` name."""
+        blocks = table.k // 32
+        constants = (("format", table.format), ("width", table.k), ("vocab", table.n), ("threads", 32))
+        rec.launch(Variant("embed", constants), (step, ids, x, *table.buffers), (ceil_div(blocks, 32), rows, 1))
+
+    def rms_norm(
+        self, rec: Recorder, step: Buffer, x: Buffer, weight: Buffer, y: Buffer, *,
+        width: int, eps: float, rows: int, last: bool = False,
+    ) -> None:  # fmt: skip
+        """y = RMSNorm(x); with ``last`` only the step's last row, into row 0 of ``y``."""
+        constants = (("width", width), ("eps", eps), ("threads", self.tuning.norm_threads), ("last", last))
+        rec.launch(Variant("rms_norm", constants), (step, x, weight, y), (1 if last else rows, 1, 1))
+
+    def matmul(
+        self, rec: Recorder, step: Buffer, x: Buffer, matrix: Matrix, y: Buffer, *, rows: int, mode: str = "plain"
+    ) -> None:
+        """y[rows][n] = x[rows][k] W^T; ``residual`` adds to y; ``swiglu`` gives y[rows][n/2] = silu(gate) * up."""
+        tuning = self.tuning
+        tile = 1 if rows == 1 else tuning.matmul_tile
+        constants = (
+            ("format", matrix.format),
+            ("k", matrix.k),
+            ("n", matrix.n),
+            ("tile", tile),
+            ("mode", mode),
+            ("threads", tuning.matmul_threads),
+        )
+        outputs = matrix.n // 2 if mode == "swiglu" else matrix.n
+        grid = (ceil_div(outputs, tuning.matmul_threads), ceil_div(rows, tile), 1)
+        rec.launch(Variant("matmul", constants), (step, x, y, *matrix.buffers), grid)
+
+    def rope_append(
+        self, rec: Recorder, step: Buffer, turns: Buffer, qkv: Buffer, k: Buffer, v: Buffer, heads: Heads, rows: int
+    ) -> None:
+        """Rotate q in ``qkv``; rotate k and append k and v to the caches [position][kv_heads * head_dim]."""
+        threads = self.tuning.elementwise_threads
+        pairs = (heads.heads + 2 * heads.kv_heads) * heads.head_dim // 2
+        constants = (*heads.constants(), ("rope_dim", heads.rope_dim), ("threads", threads))
+        rec.launch(Variant("rope_append", constants), (step, turns, qkv, k, v), (ceil_div(pairs, threads), rows, 1))
+
+    def attention(
+        self, rec: Recorder, step: Buffer, qkv: Buffer, k: Buffer, v: Buffer, out: Buffer, heads: Heads, rows: int
+    ) -> None:
+        """out[rows][heads * head_dim]: causal grouped-query attention over the caches."""
+        constants = (*heads.constants(), ("threads", self.tuning.attention_threads))
+        rec.launch(Variant("attention", constants), (step, qkv, k, v, out), (heads.heads, rows, 1))
+
+    def argmax(self, rec: Recorder, logits: Buffer, token: Buffer, *, size: int, ban: tuple[int, ...]) -> None:
+        """token[0] = the id of the largest logit outside ``ban``."""
+        constants = (("size", size), ("ban", ban), ("threads", self.tuning.argmax_threads))
+        rec.launch(Variant("argmax", constants), (logits, token), (1, 1, 1))

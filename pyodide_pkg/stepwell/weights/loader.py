@@ -1,0 +1,186 @@
+"""Streams a model's tensors to the GPU and repacks them there.
+
+Tensor bytes go from the byte source to the queue in file order, some megabytes at a time; a repack kernel turns each
+batch into the layout that the matmul kernels read, and its raw buffers return to the pool before the next batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stepwell.errors import Unsupported
+from stepwell.gpu.device import ByteSource, Chunk, Progress
+from stepwell.kernels.ops import Matrix, Ops
+from stepwell.kernels.tuning import tuning_for
+from stepwell.launch.launcher import Launcher
+from stepwell.launch.recorder import Recorder
+from stepwell.memory.buffer import Buffer, Role
+from stepwell.memory.pool import BufferPool
+from stepwell.weights.gguf import GgufFile, TensorInfo
+
+BATCH_BYTES = 32 << 20
+# of the layout in kernels/wgsl/formats.wgsl, per block of 32 weights
+_WORD_BYTES = {"F32": 128, "F16": 64, "Q8_0": 32, "Q4_0": 16, "Q4_1": 16}
+_SCALED = ("Q8_0", "Q4_0", "Q4_1")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A model's weights on the GPU, by the names that the architecture gave them."""
+
+    matrices: Mapping[str, Matrix]
+    vectors: Mapping[str, Buffer]
+
+    def matrix(self, name: str) -> Matrix:
+        return self.matrices[name]
+
+    def vector(self, name: str) -> Buffer:
+        return self.vectors[name]
+
+    def release(self, pool: BufferPool) -> None:
+        for buffer in _owned(self.matrices, self.vectors):
+            pool.release(buffer)
+
+
+async def load_weights(
+    file: GgufFile,
+    source: ByteSource,
+    launcher: Launcher,
+    matrices: Mapping[str, tuple[str, ...]],
+    vectors: Mapping[str, str],
+    progress: Progress | None = None,
+) -> Weights:
+    """Load ``matrices`` (name -> tensors stacked row on row) and ``vectors`` (name -> f32 tensor).
+
+    ``progress`` gets (bytes done, bytes in total).  Raises Unsupported for layouts that have no kernel, and what the
+    pool, the source and the device raise; then every buffer is given back.
+    """
+    loader = _Loader(file, launcher)
+    try:
+        loader.allocate(matrices, vectors)
+        await loader.stream(source, progress)
+    except BaseException:
+        loader.abandon()
+        raise
+    return Weights(loader.matrices, loader.vectors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Where a tensor goes: straight into a vector's buffer, or by repacking into rows ``first_row``… of a matrix."""
+
+    tensor: TensorInfo
+    target: Buffer | Matrix
+    first_row: int = 0
+
+
+class _Loader:
+    def __init__(self, file: GgufFile, launcher: Launcher) -> None:
+        self._file = file
+        self._launcher = launcher
+        self._pool = launcher.pool
+        self._ops = Ops(tuning_for(launcher.device.info))
+        self._parts: list[_Part] = []
+        self._raw: list[Buffer] = []
+        self.matrices: dict[str, Matrix] = {}
+        self.vectors: dict[str, Buffer] = {}
+
+    def allocate(self, matrices: Mapping[str, tuple[str, ...]], vectors: Mapping[str, str]) -> None:
+        made: dict[tuple[str, ...], Matrix] = {}
+        for name, tensors in matrices.items():
+            if tensors not in made:  # tied embeddings: one matrix, two names
+                made[tensors] = self._allocate_matrix(name, [self._file.tensors[tensor] for tensor in tensors])
+            self.matrices[name] = made[tensors]
+        for name, tensor_name in vectors.items():
+            tensor = self._file.tensors[tensor_name]
+            if tensor.format.name != "F32":
+                raise Unsupported(f"tensor {tensor.name} is {tensor.format.name}; norm weights must be F32.")
+            self.vectors[name] = self._pool.acquire(tensor.nbytes, Role.WEIGHTS, name)
+            self._parts.append(_Part(tensor, self.vectors[name]))
+
+    def _allocate_matrix(self, name: str, tensors: list[TensorInfo]) -> Matrix:
+        formats = {tensor.format.name for tensor in tensors}
+        columns = tensors[0].shape[0]
+        if len(formats) > 1:
+            found = ", ".join(f"{tensor.name} is {tensor.format.name}" for tensor in tensors)
+            raise Unsupported(f"{found}: tensors of one fused matrix must have one type.")
+        if columns % 32:
+            raise Unsupported(f"tensor {tensors[0].name} has rows of {columns} values; multiples of 32 are supported.")
+        kind = formats.pop()
+        rows = sum(tensor.shape[1] for tensor in tensors)
+        blocks = rows * columns // 32
+        words = self._pool.acquire(blocks * _WORD_BYTES[kind], Role.WEIGHTS, name)
+        scales = None
+        try:
+            if kind in _SCALED:
+                scales = self._pool.acquire(4 * blocks, Role.WEIGHTS, f"{name} scales")
+        except BaseException:
+            self._pool.release(words)
+            raise
+        matrix = Matrix(kind, rows, columns, words, scales)
+        first_row = 0
+        for tensor in tensors:
+            self._parts.append(_Part(tensor, matrix, first_row))
+            first_row += tensor.shape[1]
+        return matrix
+
+    async def stream(self, source: ByteSource, progress: Progress | None) -> None:
+        total = sum(part.tensor.nbytes for part in self._parts)
+        done = 0
+
+        def report(batch_done: int, _: int) -> None:
+            if progress is not None:
+                progress(done + batch_done, total)
+
+        for batch in self._batches():
+            await self._load_batch(batch, source, report)
+            done += sum(part.tensor.nbytes for part in batch)
+        self._launcher.bind_groups.clear()  # of the raw buffers: never needed again
+        self._pool.trim()
+
+    async def _load_batch(self, batch: list[_Part], source: ByteSource, report: Progress) -> None:
+        chunks = []
+        rec = Recorder()
+        for part in batch:
+            tensor, target = part.tensor, part.target
+            if isinstance(target, Matrix):
+                # one word more than the tensor: the repack kernel may read a block's last bytes as a whole word
+                raw = self._pool.acquire(tensor.nbytes + 4, Role.WORKSPACE, f"raw {tensor.name}")
+                self._raw.append(raw)
+                self._ops.repack(rec, raw, target, tensor.shape[1], part.first_row)
+                target = raw
+            chunks.append(Chunk(tensor.offset, tensor.nbytes, target.id))
+        await self._launcher.device.upload(source, chunks, report)
+        step = rec.finish()
+        await self._launcher.prepare(step)
+        self._launcher.submit(step)
+        await self._launcher.device.wait()
+        self._release_raw()
+
+    def _batches(self) -> list[list[_Part]]:
+        """The parts in file order, cut where a batch would exceed BATCH_BYTES."""
+        batches: list[list[_Part]] = []
+        size = 0
+        for part in sorted(self._parts, key=lambda part: part.tensor.offset):
+            if not batches or size + part.tensor.nbytes > BATCH_BYTES:
+                batches.append([])
+                size = 0
+            batches[-1].append(part)
+            size += part.tensor.nbytes
+        return batches
+
+    def _release_raw(self) -> None:
+        while self._raw:
+            self._pool.release(self._raw.pop())
+
+    def abandon(self) -> None:
+        self._release_raw()
+        for buffer in _owned(self.matrices, self.vectors):
+            self._pool.release(buffer)
+        self._launcher.bind_groups.clear()
+        self._pool.trim()
+
+
+def _owned(matrices: Mapping[str, Matrix], vectors: Mapping[str, Buffer]) -> list[Buffer]:
+    """Every buffer once, though a matrix may have two names."""
+    distinct = {id(matrix): matrix for matrix in matrices.values()}
+    return [buffer for matrix in distinct.values() for buffer in matrix.buffers] + list(vectors.values())
