@@ -1,0 +1,85 @@
+"""The tiny models are whole, and the reference forward pass agrees with the stored logits of the demo model."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepwell.models.config import LlamaConfig, check_tensors
+from stepwell.weights.gguf import GgufFile, read_gguf
+from stepwell.weights.source import FileSource
+from tests.demo_model import demo_model_path
+from tests.tiny_llama import FileWeights, byte_alphabet, reference_llama, write_tiny_llama
+
+ORACLE = Path(__file__).parent.parent / "data" / "smollm2-oracle.json"
+
+
+def read(path: Path) -> GgufFile:
+    return asyncio.run(read_gguf(FileSource(path)))
+
+
+@pytest.mark.parametrize("formats", ["F32", "F16", "Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tiny_model_is_whole_and_holds_the_returned_weights(tmp_path: Path, formats: str, tied: bool) -> None:
+    path = tmp_path / "tiny.gguf"
+    weights = write_tiny_llama(path, seed=3, formats=formats, embed_format=formats, tied=tied, n_layers=1)
+    file = read(path)
+    config = LlamaConfig.from_gguf(file)
+    check_tensors(file, config)
+    assert config.tied_embeddings is tied
+    assert {info.format.name for info in file.tensors.values() if len(info.shape) > 1} == {formats}
+    stored = FileWeights(path, file)
+    assert stored.keys() == weights.keys()
+    for name, values in weights.items():
+        np.testing.assert_array_equal(stored[name], values, err_msg=name)
+
+
+def test_the_same_seed_writes_the_same_file(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    for path, seed in zip(paths, (1, 1, 2), strict=True):
+        write_tiny_llama(path, seed=seed)
+    first, second, other = (path.read_bytes() for path in paths)
+    assert first == second != other
+
+
+def test_the_tokenizer_is_well_formed(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "tiny.gguf", vocab=1000, n_layers=1)
+    metadata = read(tmp_path / "tiny.gguf").metadata
+    tokens, types, merges = (metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "token_type", "merges"))
+    assert isinstance(tokens, list) and isinstance(types, list) and isinstance(merges, list)
+    assert len(tokens) == len(set(tokens)) == len(types) == 1000
+    assert tokens[3:259] == byte_alphabet()
+    assert len(set(byte_alphabet())) == 256
+    assert byte_alphabet()[ord(" ")] == "Ġ"
+    known = set(tokens[3:259])
+    for merge in merges:
+        left, right = merge.split(" ")
+        assert {left, right} <= known
+        known.add(left + right)
+    assert known == set(tokens[3:])
+
+
+def test_a_position_sees_only_what_is_before_it(tmp_path: Path) -> None:
+    weights = write_tiny_llama(tmp_path / "tiny.gguf", head_dim=32, n_heads=6, n_kv_heads=2)
+    config = LlamaConfig.from_gguf(read(tmp_path / "tiny.gguf"))
+    ids = [5, 300, 17, 17, 42]
+    logits = reference_llama(weights, config, ids)
+    assert logits.shape == (5, 320)
+    np.testing.assert_allclose(reference_llama(weights, config, ids[:3]), logits[:3], atol=1e-12)
+    assert np.abs(reference_llama(weights, config, [6, *ids[1:]])[-1] - logits[-1]).max() > 1e-3
+    assert logits.std(axis=1).min() > 1
+
+
+def test_the_reference_agrees_with_the_stored_logits_of_the_demo_model() -> None:
+    """Tolerance 1e-6: the stored logits are rounded to six decimals (5e-7 reached)."""
+    path = demo_model_path()
+    file = read(path)
+    case = json.loads(ORACLE.read_text())["prompts"]["france"]
+    logits = reference_llama(FileWeights(path, file), LlamaConfig.from_gguf(file), case["prompt_ids"])[-1]
+    best = np.argsort(logits)[::-1][:5]
+    expected = case["natural"]["top5_logits"][0]
+    assert best.tolist() == [token for token, _ in expected]
+    np.testing.assert_allclose(logits[best], [logit for _, logit in expected], rtol=0, atol=1e-6)
+    assert np.logaddexp.reduce(logits) == pytest.approx(case["natural"]["logsumexp"][0], abs=1e-6)
