@@ -14,8 +14,6 @@ class Role(StrEnum):
     UNIFORM = "uniform"
     STAGING = "staging"
 
-    __hash__ = str.__hash__  # Enum's own is Python code, and the pool looks roles up on every call
-
 
 @dataclass(frozen=True, slots=True)
 class Buffer:

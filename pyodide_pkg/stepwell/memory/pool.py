@@ -37,7 +37,7 @@ CHOSEN_ROLES = (Role.KV, Role.ACTIVATION, Role.WORKSPACE)
 
 
 class BufferPool:
-    """``policy``: a name in POLICIES or a Policy object of the caller's.  ``ledger`` has the counters."""
+    """``policy``: a name in POLICIES or a Policy object of the caller's."""
 
     def __init__(self, device: Device, policy: str | Policy = "adaptive") -> None:
         self.device = device
@@ -126,6 +126,44 @@ class BufferPool:
 
     def report(self) -> MemoryReport:
         return self.ledger.report()
+
+    # Single figures of the report, for reading before and after every token.
+
+    @property
+    def created(self) -> int:
+        return self.ledger.created
+
+    @property
+    def destroyed(self) -> int:
+        return self.ledger.destroyed
+
+    @property
+    def hits(self) -> int:
+        return self.ledger.hits
+
+    @property
+    def misses(self) -> int:
+        return self.ledger.misses
+
+    @property
+    def bytes_created(self) -> int:
+        return self.ledger.bytes_created
+
+    @property
+    def bytes_destroyed(self) -> int:
+        return self.ledger.bytes_destroyed
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.ledger.reserved_bytes
+
+    @property
+    def in_use_bytes(self) -> int:
+        return self.ledger.in_use_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return self.ledger.peak_reserved_bytes
 
     def close(self) -> None:
         """Destroy everything, leased buffers too.  Safe to call twice, and after the device was lost."""
