@@ -1,7 +1,7 @@
 """Writes GGUF files, good and bad, from plain structs.
 
-``gguf_bytes`` lays out a whole file; its parts (``string``, ``entry``, ``tensor_row``, ``assemble``) are there for tests
-that build one wrong part into an otherwise right file.
+``gguf_bytes`` lays out a whole file; its parts (``string``, ``entry``, ``tensor_row``, ``assemble``) are for tests that
+build one wrong part into an otherwise right file.
 """
 
 import struct

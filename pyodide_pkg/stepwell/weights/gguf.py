@@ -69,8 +69,8 @@ class GgufFile:
     size: int
 
 
-class _NeedMore(Exception):  # noqa: N818 (a signal, not an error: it never leaves this module)
-    """The entry goes on behind the bytes read so far."""
+class _NeedMore(Exception):
+    """A signal, not an error, that never leaves this module: the entry goes on behind the bytes read so far."""
 
 
 class _Header:
