@@ -4,13 +4,23 @@ Exit codes: 0 done; 1 the run failed; 2 something on this machine is missing, or
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 
-from harness.errors import HarnessError
+from harness import ROOT, demo, report, summary
+from harness import record as records
+from harness.browser import VARIABLE, Profile, open_browser
+from harness.errors import HarnessError, RunError, SetupError
+from harness.record import Record
+from harness.run import PageRunner
+from harness.scenario import Kv, Scenario, read_prompt
 from harness.server import SiteServer
 from harness.site import Site, build_site
 
@@ -23,6 +33,13 @@ app = typer.Typer(
 )
 console = Console(stderr=True)
 
+ProfileOption = Annotated[Profile, typer.Option(help="The adapter: SwiftShader on the CPU, or this machine's GPU.")]
+FlagOption = Annotated[list[str] | None, typer.Option("--flag", help="A further browser argument; may be repeated.")]
+BrowserOption = Annotated[
+    str | None, typer.Option(help=f"Chrome or Chromium to start; else ${VARIABLE}, else what is found.")
+]
+HeadedOption = Annotated[bool, typer.Option("--headed", help="Show the browser's window.")]
+TimeoutOption = Annotated[float, typer.Option(min=1, help="Seconds that the boot, and then each run, may take.")]
 WithModel = Annotated[bool, typer.Option("--model/--no-model", help="Bundle the demo model (93 MB, fetched once).")]
 
 
@@ -38,11 +55,11 @@ def main() -> None:
 def build_with_progress(*, with_model: bool = True) -> Site:
     with console.status("building the site") as status:
 
-        def report(text: str) -> None:
+        def tell(text: str) -> None:
             status.update(escape(text))
             console.print(f"[dim]· {escape(text)}[/]", highlight=False)
 
-        return build_site(with_model=with_model, report=report)
+        return build_site(with_model=with_model, report=tell)
 
 
 @app.command()
@@ -71,3 +88,140 @@ def serve(
             server.wait()
         except KeyboardInterrupt:
             console.print("stopped")
+
+
+@app.command()
+def run(
+    model: Annotated[str, typer.Option(help="A bundled model's id, or the path of a .gguf file.")] = "smollm2",
+    prompt: Annotated[str | None, typer.Option(help="The prompt.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="A UTF-8 file with the prompt, taken as it is.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Take the prompt without the chat template.")] = False,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
+    policy: Annotated[str, typer.Option(help="The cache policy; an unknown name lists them.")] = "adaptive",
+    kv: Annotated[
+        Kv, typer.Option(help="Grow the KV cache by a new buffer per step, or allocate it once.")
+    ] = Kv.STATIC,
+    ban_eos: Annotated[bool, typer.Option("--ban-eos", help="Never choose an end-of-sequence token.")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Treat end-of-sequence tokens like any other.")
+    ] = False,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy, chosen on the GPU.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="1: off.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
+    context: Annotated[int | None, typer.Option(min=1, help="KV positions; else as many as the run needs.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="A text that ends the answer; may be repeated.")] = None,
+    top_logits: Annotated[int, typer.Option(min=0, help="Largest logits to keep per token in the record.")] = 0,
+    json: Annotated[Path | None, typer.Option("--json", help="Where to write the run record.")] = None,
+    profile: ProfileOption = Profile.SOFTWARE,
+    flag: FlagOption = None,
+    browser: BrowserOption = None,
+    headed: HeadedOption = False,
+    timeout: TimeoutOption = 600.0,
+) -> None:
+    """Run one prompt through the real page in a browser, stream the answer, and write a record of every token.
+
+    Ctrl-C presses the page's Stop button; what was measured until then is still written.
+    """
+    if ban_eos and ignore_eos:
+        raise SetupError("--ban-eos and --ignore-eos exclude each other.")
+    scenario = Scenario(
+        prompt=read_prompt(prompt, prompt_file),
+        model=model,
+        raw=raw,
+        tokens=tokens,
+        policy=policy,
+        kv=kv,
+        eos="ban" if ban_eos else "ignore" if ignore_eos else "stop",
+        context=context,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+        top_logits=top_logits,
+    )
+    with open_page(profile, flag or [], browser, headed, timeout, scenario) as (runner, status):
+        record = runner.run(scenario, Printer(status), lambda text: status.update(escape(text)))
+    print_runs([record])
+    if json:
+        records.write(record, json)
+        console.print(f"record: {json}", highlight=False, soft_wrap=True)
+
+
+@app.command(name="demo")
+def run_demo(
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens per run.")] = demo.TOKENS,
+    out: Annotated[Path, typer.Option(help="Where the records and the report go.")] = ROOT / "out",
+    profile: ProfileOption = Profile.SOFTWARE,
+    flag: FlagOption = None,
+    browser: BrowserOption = None,
+    headed: HeadedOption = False,
+    timeout: TimeoutOption = 600.0,
+) -> None:
+    """Ask the demo model a question with three KV caches; print a table of every run and write an HTML report."""
+    wanted = demo.scenarios(tokens)
+
+    def follow(scenario: Scenario) -> "Printer":
+        console.print(f"\n[bold]{scenario.kv}, {scenario.policy}[/]  {escape(scenario.prompt)}", highlight=False)
+        return Printer(status)
+
+    with open_page(profile, flag or [], browser, headed, timeout, *wanted) as (runner, status):
+        found = demo.run_all(runner, wanted, follow, lambda text: status.update(escape(text)))
+    print_runs(found)
+    for path in demo.save(found, out):
+        console.print(f"written: {path}", highlight=False, soft_wrap=True)
+    if len(found) < len(wanted):
+        raise RunError("cancelled before the last run", "Cancelled")
+    check = report.same_tokens(found)
+    if not check.holds:
+        raise RunError(check.text, "Divergence")
+    console.print(f"[green]✓[/] {escape(check.text)}", highlight=False)
+
+
+class Printer:
+    """Writes the answer to standard output as it comes; the spinner gives way to it."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        status.start()
+
+    def __call__(self, text: str) -> None:
+        if text:
+            self._status.stop()
+            print(text, end="", flush=True)  # noqa: T201 - the answer is this command's output
+
+
+@contextmanager
+def open_page(
+    profile: Profile, flags: list[str], browser: str | None, headed: bool, timeout_s: float, *wanted: Scenario
+) -> Iterator[tuple[PageRunner, Status]]:
+    """The page of the up-to-date site in a browser, and the spinner that says what it is doing."""
+    built = build_with_progress(with_model=any(scenario.file is None for scenario in wanted))
+    for scenario in wanted:
+        if scenario.file is None and built.model(scenario.model) is None:
+            known = ", ".join(entry["id"] for entry in built.manifest["models"]) or "none"
+            raise SetupError(
+                f"the site has no model {scenario.model!r} (it has: {known}). Give the path of a .gguf file."
+            )
+    with (
+        SiteServer(built.root) as server,
+        open_browser(profile, flags, choice=browser, headed=headed) as (started, arguments),
+        console.status("starting the page") as status,
+        PageRunner(started, server.url, profile, arguments, timeout_s=timeout_s) as runner,
+    ):
+        kind = "[yellow]software[/]" if runner.adapter.is_software else "[green]hardware[/]"
+        console.print(
+            f"adapter: {escape(str(runner.adapter))}, {kind} profile; browser {started.version}", highlight=False
+        )
+        yield runner, status
+
+
+def print_runs(found: list[Record]) -> None:
+    """The tables of some runs, under the label that software figures must carry."""
+    console.print("\n")
+    for record in found:
+        console.print(summary.token_table(record))
+    console.print(summary.summary_table(found))
+    if any(summary.is_software(record) for record in found):
+        console.print("[yellow]Software adapter: the times are those of this machine's CPU, not of a GPU.[/]")

@@ -14,7 +14,7 @@ from harness.process import Report
 
 
 def locate(pin: ModelPin, cache: Path) -> Path | None:
-    """The model file, unpacked in ``cache`` before or inside an installed ``pin.module``; None when it is in neither."""
+    """The model file, unpacked in ``cache`` before or inside an installed ``pin.module``; None when in neither."""
     cached = cache / pin.file
     if cached.exists():
         return cached

@@ -20,7 +20,7 @@ def integrity(path: Path) -> str:
 
 
 def fetch(pin: NpmPin, cache: Path, report: Report) -> Path:
-    """The package's archive under ``cache``, downloaded when not there.  SetupError when its digest is not the pin's."""
+    """The package's archive under ``cache``, downloaded when not there.  SetupError on a wrong digest."""
     archive = cache / f"{pin.name.lstrip('@').replace('/', '-')}-{pin.version}.tgz"
     if not archive.exists() or integrity(archive) != pin.integrity:
         report(f"fetching {pin.name} {pin.version} from npm")

@@ -28,7 +28,7 @@ def sha256(path: Path) -> str:
 
 
 def fetch(pin: WheelPin, cache: Path, report: Report) -> Path:
-    """The pinned wheel under ``cache``; when not there, downloaded or built from its pinned source without a compiler."""
+    """The pinned wheel under ``cache``; when not there, downloaded, or built without a compiler from pinned source."""
     # A wheel built here differs from machine to machine, so only its source has a digest to compare with.
     for wheel in cache.glob(f"{pin.name.replace('-', '_')}-{pin.version}-*.whl"):
         if pin.from_source or sha256(wheel) == pin.sha256:

@@ -1,0 +1,68 @@
+"""Run records: checked against the JSON Schema beside this file, and written whole or not at all."""
+
+import json
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from harness.errors import RunError
+
+SCHEMA = Path(__file__).with_name("record.schema.json")
+Record = dict[str, Any]
+_SHOWN = 5
+
+
+@cache
+def validator() -> Draft202012Validator:
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+def check(record: Record) -> Record:
+    """The record itself; RunError with the first places where it breaks the schema or contradicts itself."""
+    faults = [f"{error.json_path}: {error.message}" for error in validator().iter_errors(record)]
+    faults = faults or _contradictions(record)
+    if faults:
+        more = f" (and {len(faults) - _SHOWN} more)" if len(faults) > _SHOWN else ""
+        raise RunError(
+            "the page's record does not follow harness/record.schema.json: " + "; ".join(faults[:_SHOWN]) + more,
+            "BadRecord",
+        )
+    return record
+
+
+def write(record: Record, path: Path) -> None:
+    """Write ``record`` as JSON: readers see the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False) + "\n"
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(part).chmod(0o644)
+        Path(part).replace(path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def _contradictions(record: Record) -> list[str]:
+    """What a schema cannot say: the parts of a record must agree with each other."""
+    tokens, ids = record["tokens"], record["token_ids"]
+    faults = []
+    if [token["id"] for token in tokens] != ids:
+        faults.append(f"$.tokens: their ids are not $.token_ids ({len(tokens)} tokens, {len(ids)} ids)")
+    if [token["index"] for token in tokens] != list(range(len(tokens))):
+        faults.append("$.tokens: the indices do not count from 0")
+    # Rounded on the page: the parts may exceed the whole by a little, never by a millisecond.
+    faults += [
+        f"$.tokens[{token['index']}]: encode_ms + wait_ms exceed ms"
+        for token in tokens
+        if token["encode_ms"] + token["wait_ms"] > token["ms"] + 1
+    ]
+    return faults
