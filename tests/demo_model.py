@@ -1,4 +1,4 @@
-"""Finds the demo model (SmolLM2-135M-Instruct, Q4_1) where the harness keeps it: in its cache or an installed package."""
+"""Finds the demo model (SmolLM2-135M-Instruct) where the harness keeps it: its cache, or an installed package."""
 
 from pathlib import Path
 
