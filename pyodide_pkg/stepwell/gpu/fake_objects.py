@@ -223,7 +223,7 @@ def _check_declaration(group: int, binding: int, space: str, bindings: Sequence[
     else:
         kind = BindingType.STORAGE if "read_write" in words else BindingType.READ_ONLY_STORAGE
     if group != 0 or binding >= len(bindings):
-        raise UsageError(
+        raise ShaderError(
             f"WGSL declares @group({group}) @binding({binding}); the layout has {len(bindings)} in group 0."
         )
     if bindings[binding] != kind:
