@@ -15,7 +15,7 @@ from stepwell.decode.kv_cache import KV_MODES
 from stepwell.decode.sampling import Sampling
 from stepwell.decode.session import DecodeSession, Generation, TokenEvent
 from stepwell.decode.timing import now_ms
-from stepwell.errors import BadRequest, StepwellError, Unsupported
+from stepwell.errors import BadFile, BadRequest, StepwellError, Unsupported
 from stepwell.gpu import open_device
 from stepwell.gpu.device import ByteSource, Device
 from stepwell.launch.launcher import Launcher
@@ -24,7 +24,7 @@ from stepwell.memory.pool import BufferPool
 from stepwell.models import ARCHITECTURES
 from stepwell.models.llama import Llama
 from stepwell.record import RunRecord
-from stepwell.text.backends import MakeEncoder
+from stepwell.text.backends import js_backend
 from stepwell.text.chat import render_chat
 from stepwell.text.detokenizer import Detokenizer, StopMatcher
 from stepwell.text.tokenizer import Tokenizer
@@ -113,23 +113,31 @@ class LoadedModel:
         }
 
 
+def _check_vocabulary(tokenizer: Tokenizer, file: GgufFile) -> None:
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is not None and tokenizer.vocab_size > embedding.shape[-1]:
+        raise BadFile(
+            f"the vocabulary has {tokenizer.vocab_size:,} tokens, the token embedding {embedding.shape[-1]:,} rows."
+        )
+
+
 class Frontend:
     """One device, at most one loaded model, one run at a time.
 
     ``emit`` takes the JSON text of a message; ``host`` is JSON of what only the page knows (browser, timer, …);
-    ``make_encoder`` builds a tokenizer from a tokenizer.json (see text/backends.py).
+    ``make_tokenizer`` is that of web/tokenizer.js.
     """
 
     def __init__(
         self,
         emit: Callable[[str], object],
         host: str,
-        make_encoder: MakeEncoder,
+        make_tokenizer: Callable[[str], Callable[[str], Any]],
         opener: Callable[[], Awaitable[Device]] = open_device,
     ) -> None:
         self._emit_text = emit
         self._host: dict[str, Any] = json.loads(host)
-        self._make_encoder = make_encoder
+        self._make_encoder = js_backend(make_tokenizer)
         self._opener = opener
         self._launcher: Launcher | None = None
         self._model: LoadedModel | None = None
@@ -248,6 +256,7 @@ class Frontend:
             raise Unsupported(f"architecture {architecture!r} is not supported; there are {', '.join(ARCHITECTURES)}.")
         tokenizer = Tokenizer(file.metadata, self._make_encoder)
         self._enter("weights", f"Loading {described['name']}")
+        _check_vocabulary(tokenizer, file)
         llama = await ARCHITECTURES[architecture].load(file, source, launcher, self._progress("bytes"))
         template = file.metadata.get("tokenizer.chat_template")
         self._model = LoadedModel(

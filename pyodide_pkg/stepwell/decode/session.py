@@ -113,6 +113,8 @@ class DecodeSession:
 
         The first event's time covers the prefill.  ``progress`` gets (prompt tokens done, in total).
         """
+        if self._closed:
+            raise PoolError("the session is closed: open a new one.")
         if not prompt:
             raise BadRequest("the prompt has no tokens: write something.")
         if self.length + len(prompt) > self._context:
@@ -184,8 +186,6 @@ class DecodeSession:
         self, ids: Sequence[int] | None, rows: int, generation: Generation, *, on_gpu: bool, last: bool
     ) -> tuple[float, float, bytes]:
         """One step, as a transaction: (encode ms, wait ms, bytes read back).  ``ids`` None: the id is on the GPU."""
-        if self._closed:
-            raise PoolError("the session is closed: open a new one.")
         start = now_ms()
         self._pool.begin_run()
         scope = Scope(self._pool)

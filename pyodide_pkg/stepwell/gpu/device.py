@@ -105,10 +105,10 @@ class Device(Protocol):
     def destroy(self, handle: int) -> None:
         """Free a buffer, or forget a pipeline or bind group.  The handle is dead from here on."""
 
-    def write_buffer(self, buffer: int, offset: int, data: bytes | bytearray | memoryview | array[int]) -> None:
+    def write_buffer(self, buffer: int, offset: int, data: "bytes | bytearray | memoryview | array[int]") -> None:
         """queue.writeBuffer: ``offset`` and the length in bytes are multiples of 4."""
 
-    def submit(self, program: array[int]) -> None:
+    def submit(self, program: "array[int]") -> None:
         """Execute a flat program (see ``program.py``) in one call."""
 
     async def read_buffer(self, buffer: int, offset: int, nbytes: int) -> bytes:

@@ -156,10 +156,10 @@ class JsDevice:
     def destroy(self, handle: int) -> None:
         self._now(self._destroy, handle)
 
-    def write_buffer(self, buffer: int, offset: int, data: bytes | bytearray | memoryview | array[int]) -> None:
+    def write_buffer(self, buffer: int, offset: int, data: "bytes | bytearray | memoryview | array[int]") -> None:
         self._now(self._js.writeBuffer, buffer, offset, to_js(data))
 
-    def submit(self, program: array[int]) -> None:
+    def submit(self, program: "array[int]") -> None:
         count = len(program)
         self._words(count).assign(program)
         self._now(self._submit, count)

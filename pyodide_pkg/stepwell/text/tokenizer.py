@@ -42,7 +42,12 @@ class Tokenizer:
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; a special or user-defined token is its own text in UTF-8."""
+        """The bytes that a token stands for; a special or user-defined token is its own text in UTF-8.
+
+        Ids beyond the vocabulary stand for nothing: models pad their embedding, and may choose a row of padding.
+        """
+        if token_id >= self.vocab_size:
+            return b""
         token = self._vocabulary.tokens[token_id]
         if token_id in self._literal_ids:
             return token.encode()

@@ -134,8 +134,7 @@ class _Loader:
         for batch in self._batches():
             await self._load_batch(batch, source, report)
             done += sum(part.tensor.nbytes for part in batch)
-        self._launcher.bind_groups.clear()  # of the raw buffers: never needed again
-        self._pool.trim()
+        self._forget_raw()
 
     async def _load_batch(self, batch: list[_Part], source: ByteSource, report: Progress) -> None:
         chunks = []
@@ -176,7 +175,12 @@ class _Loader:
         self._release_raw()
         for buffer in _owned(self.matrices, self.vectors):
             self._pool.release(buffer)
+        self._forget_raw()
+
+    def _forget_raw(self) -> None:
+        """Nothing is recorded any more: destroy the raw buffers and what binds them."""
         self._launcher.bind_groups.clear()
+        self._pool.flush()
         self._pool.trim()
 
 
