@@ -22,6 +22,7 @@ from harness.record import Record
 from harness.run import PageRunner
 from harness.scenario import Kv, Scenario, read_prompt
 from harness.server import SiteServer
+from harness.setup import ensure_browser
 from harness.site import Site, build_site
 
 app = typer.Typer(
@@ -60,6 +61,15 @@ def build_with_progress(*, with_model: bool = True) -> Site:
             console.print(f"[dim]· {escape(text)}[/]", highlight=False)
 
         return build_site(with_model=with_model, report=tell)
+
+
+@app.command()
+def setup() -> None:
+    """Prepare this machine: find a browser (root on Debian or Ubuntu: install one), fetch what the site is made of."""
+    found = ensure_browser(lambda text: console.print(escape(text), highlight=False, soft_wrap=True))
+    site()
+    if found:
+        console.print(f"browser: {found}", highlight=False, soft_wrap=True)
 
 
 @app.command()

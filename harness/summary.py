@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -107,60 +108,72 @@ def size(count: float) -> str:
 
 def token_table(record: Record) -> Table:
     """The first tokens, every size-class boundary and the last token, with their times and counters."""
-    scenario = record["scenario"]
-    table = Table(title=f"{escape(label(record))}: per token", title_justify="left", header_style="bold")
-    columns = {
-        "token": "index",
-        "pos.": "position",
-        "ms": "ms",
-        "encode": "encode_ms",
-        "wait": "wait_ms",
-        "launches": "launches",
-        "passes": "passes",
-        "groups": "bind_groups_created",
-        "uploads": "uploads",
-        "created": "buffers_created",
-        "reused": "pool_hits",
-    }
-    for name in [*columns, "in use", "reserved"]:
+    table = _table(f"{label(record)}: per token", f"token 0 is the prefill of {len(record['prompt_ids'])} tokens")
+    for name in ("#", "pos", *_COLUMNS, "in use MiB", "reserved MiB"):
         table.add_column(name, justify="right")
     tokens = record["tokens"]
     crossed = {token["index"] for token, _, _ in boundaries(record)}
-    shown = [*range(min(_FIRST_ROWS, len(tokens))), *sorted(crossed), len(tokens) - 1]
+    shown = {*range(min(_FIRST_ROWS, len(tokens))), *crossed, len(tokens) - 1} if tokens else set()
     last = -1
-    for index in sorted({i for i in shown if i >= 0}):
+    for index in sorted(shown):
         if index > last + 1:
             table.add_row("…")
         token, last = tokens[index], index
-        cells = [f"{token[key]:,.1f}" if "ms" in key else f"{token[key]:,}" for key in columns.values()]
         table.add_row(
-            *cells,
-            size(token["in_use_bytes"]),
-            size(token["reserved_bytes"]),
+            str(index),
+            str(token["position"]),
+            *(_figure(token[key]) for key in _COLUMNS.values()),
+            f"{token['in_use_bytes'] / 2**20:,.1f}",
+            f"{token['reserved_bytes'] / 2**20:,.1f}",
             style="cyan" if index == 0 else "yellow" if index in crossed else None,
         )
-    table.caption = f"token 0 is the prefill of {len(record['prompt_ids'])} tokens; {scenario['tokens']} asked for"
-    table.caption_justify = "left"
     return table
 
 
 def summary_table(records: Iterable[Record]) -> Table:
     """One row per run."""
-    table = Table(title="decode steps", title_justify="left", header_style="bold")
-    for name in ("run", "n", "first token ms", "median ms", "p90 ms", "max ms", "tokens/s", "encode ms", "wait ms"):
+    table = _table("decode steps", "ms: median, 90th percentile, maximum; groups, new and reused are means per step")
+    for name in ("run", "n", "first", "median", "p90", "max", "tok/s", "encode", "groups", "new", "reused", "peak MiB"):
         table.add_column(name, justify="left" if name == "run" else "right")
-    for name in ("launches", "groups", "created", "peak reserved"):
-        table.add_column(name, justify="right")
     for record in records:
         row = summarise(record)
-        times = (row.ttft_ms, row.median_ms, row.p90_ms, row.max_ms)
+        figures = (row.ttft_ms, row.median_ms, row.p90_ms, row.max_ms)
+        counts = (row.encode_ms, row.bind_groups_created, row.buffers_created, row.pool_hits)
         table.add_row(
             escape(row.label),
             str(row.n),
-            *(f"{value:,.1f}" for value in times),
+            *map(_figure, figures),
             f"{row.tokens_per_s:.2f}",
-            *(f"{value:,.1f}" for value in (row.encode_ms, row.wait_ms)),
-            *(f"{value:,.1f}" for value in (row.launches, row.bind_groups_created, row.buffers_created)),
-            size(row.peak_reserved_bytes),
+            *map(_figure, counts),
+            f"{row.peak_reserved_bytes / 2**20:,.1f}",
         )
     return table
+
+
+_COLUMNS = {
+    "ms": "ms",
+    "encode": "encode_ms",
+    "wait": "wait_ms",
+    "launch": "launches",
+    "groups": "bind_groups_created",
+    "upload": "uploads",
+    "new": "buffers_created",
+    "reused": "pool_hits",
+}
+
+
+def _table(title: str, caption: str) -> Table:
+    """A table narrow enough for 80 columns."""
+    return Table(
+        title=escape(title),
+        caption=escape(caption),
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=0,
+        header_style="bold",
+    )
+
+
+def _figure(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
