@@ -292,6 +292,7 @@ def test_adaptive_classes() -> None:
         large = [size for size in sizes if size > MIB]
         assert sizes == sorted(set(sizes))
         assert all(size % 256 == 0 for size in sizes)
+        assert all(after <= 2 * before for before, after in pairwise(sizes)), "at most half of a buffer is unused"
         assert all(1.24 < after / before < 1.26 for before, after in pairwise(large))
     assert policy.size_class(request(1 << 40)) == 1 << 40
     assert len({sizes[20] for sizes in series}) == PHASES, "each phase has classes of its own"
@@ -317,6 +318,13 @@ def test_adaptive_growing_kv(tensors: int, position_bytes: int) -> None:
     assert sum(creates) == pytest.approx(2 * classes_per_doubling * tensors, rel=0.05)
     past_and_present = 2 * run.pool.in_use_bytes
     assert run.pool.peak_reserved_bytes <= 1.2 * past_and_present
+
+
+def test_adaptive_leaves_the_powers_of_two_one_by_one() -> None:
+    """From 0.6 to 1.2 MiB the sites cross at most two per token, also where the geometric classes begin."""
+    run = GrowingKv("adaptive", tensors=64, position_bytes=2048, positions=300)
+    run.steps(4)
+    assert max(run.steps(310)) == 2
 
 
 @pytest.mark.parametrize("positions", [300, 1100, 2100, 5000])

@@ -117,7 +117,8 @@ class Adaptive:
 def size_series(phase: int) -> list[int]:
     """The size classes of a phase (0 to 63), ascending.
 
-    The geometric part starts one step below 1 MiB, so that leaving the powers of two is staggered as well.
+    The geometric part replaces the power of two at 1 MiB, which all sites would outgrow together; it starts one step
+    below, so that no class is more than twice the one before.
     """
     sizes = [1 << exponent for exponent in range(8, 20)]
     step = -1
