@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, floor, log10
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -145,10 +146,8 @@ def chart(records: Sequence[Record], width: int = 960, height: int = 320) -> dic
 
 def ticks(low: float, high: float, count: int) -> list[float]:
     """At most ``count`` + 1 round numbers (1, 2 or 5 times a power of ten apart) within ``low`` to ``high``."""
-    span = max(high - low, 1e-9)
-    step = 10.0**-12
-    while span / step > count:
-        digit = f"{step:e}"[0]
-        step *= 2.5 if digit == "2" else 2.0
-    first = -(-low // step)
-    return [round((first + i) * step, 12) for i in range(int((high - first * step) / step + 1e-9) + 1)]
+    least = max(high - low, 1e-9) / count
+    magnitude = 10.0 ** floor(log10(least))
+    step = next(digit * magnitude for digit in (1, 2, 5, 10) if digit * magnitude >= least * (1 - 1e-9))
+    first = ceil(low / step - 1e-9)
+    return [round((first + i) * step, 12) for i in range(int((high / step - first) + 1e-9) + 1)]

@@ -86,7 +86,10 @@ def parse_range(header: str | None, size: int) -> ByteRange | None:
 
 def resolve(root: Path, target: str) -> Path | None:
     """The file that a request target names, or None: missing, hidden, or outside ``root`` once links are followed."""
-    path = unquote(urlsplit(target).path, errors="surrogatepass")
+    try:
+        path = unquote(urlsplit(target).path, errors="strict")
+    except ValueError:  # not UTF-8, or no URL at all
+        return None
     if "\0" in path or "\\" in path or not path.startswith("/"):
         return None
     parts = [part for part in path.split("/") if part not in ("", ".")]
@@ -189,8 +192,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _redirect_to_folder(self) -> bool:
         """``/panels`` names a folder with a page: send the browser to ``/panels/``, so that relative links hold."""
-        path = urlsplit(self.path).path
-        if path.endswith("/") or path.startswith("//") or resolve(self.root, path + "/") is None:
+        path = self.path.partition("?")[0]
+        if path.endswith("/") or resolve(self.root, path + "/") is None:
             return False
         self.send_response(HTTPStatus.MOVED_PERMANENTLY)
         self.send_header("Location", posixpath.basename(path) + "/")
@@ -236,7 +239,7 @@ class SiteServer:
             ) from error
         self.port: int = self._http.server_address[1]
         self.url = f"http://{HOST}:{self.port}/"
-        self._thread = threading.Thread(target=self._http.serve_forever, name="site", daemon=True)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), name="site", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

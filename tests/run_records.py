@@ -1,0 +1,86 @@
+"""A run record as the page writes it, for the tests of what reads records."""
+
+from typing import Any
+
+ZERO = (
+    "launches passes submits bind_groups_created bind_groups_reused copies uploads upload_bytes readbacks "
+    "readback_bytes buffers_created bytes_created buffers_destroyed bytes_destroyed pool_hits pool_misses"
+)
+
+
+def make_record(
+    times: list[float], *, kv: str = "static", policy: str = "adaptive", classes: int = 0
+) -> dict[str, Any]:
+    """One token per time, in ms; the first is the prefill of 3 tokens.
+
+    ``classes`` > 0: the KV buffers double from 64 KiB at every that many tokens.
+    """
+    tokens = [
+        {
+            "index": i,
+            "position": 3 + i,
+            "id": 100 + i,
+            "ms": ms,
+            "encode_ms": ms / 10,
+            "wait_ms": ms / 2,
+            **dict.fromkeys(ZERO.split(), 0),
+            "launches": 7,
+            "buffers_created": i % 2,
+            "kv_class_bytes": 65536 << (i // classes if classes else 0),
+            "reserved_bytes": 3 << 20,
+            "in_use_bytes": 2 << 20,
+        }
+        for i, ms in enumerate(times)
+    ]
+    account = {
+        "reserved_bytes": 2,
+        "in_use_bytes": 1,
+        "requested_bytes": 1,
+        "peak_reserved_bytes": 5 << 20,
+        "buffers": 1,
+    }
+    return {
+        "schema": 1,
+        "scenario": {
+            "model": "tiny",
+            "sha256": "0" * 64,
+            "prompt": "<b>Hi</b> & bye",
+            "raw": False,
+            "tokens": 64,
+            "policy": policy,
+            "kv": kv,
+            "context": 16,
+            "temperature": 0,
+            "top_k": 0,
+            "top_p": 1,
+            "seed": 0,
+            "ban_eos": False,
+            "ignore_eos": False,
+            "stop": [],
+            "top_logits": 0,
+        },
+        "environment": {
+            "adapter": {
+                "vendor": "google",
+                "architecture": "swiftshader",
+                "description": "",
+                "is_fallback": True,
+                "is_software": True,
+                "subgroup_size": 4,
+            },
+            "features": ["subgroups"],
+            "browser": "Chromium 156",
+            "flags": ["--headless=new"],
+            "cross_origin_isolated": True,
+            "timer_resolution_us": 5,
+            "pyodide": "314.0.7",
+            "stepwell": "0.1.0",
+        },
+        "prompt_ids": [1, 2, 3],
+        "token_ids": [token["id"] for token in tokens],
+        "text": "<script>alert(1)</script>",
+        "finish_reason": "length",
+        "ttft_ms": times[0] if times else None,
+        "tokens": tokens,
+        "memory": {"peak_reserved_bytes": 5 << 20, "by_role": {"weights": account, "kv": account}},
+    }

@@ -1,0 +1,224 @@
+"""The command line: help, what is refused before a browser starts, exit codes, and how scenarios reach the form."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from harness import adapter, cli, demo
+from harness.browser import Profile
+from harness.errors import RunError, SetupError
+from harness.scenario import Kv, Scenario, escape_stop, read_prompt
+from stepwell.memory.policies import POLICIES
+from tests.run_records import make_record
+
+runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+
+
+@pytest.mark.parametrize("command", ["site", "serve", "run", "demo", "setup"])
+def test_every_command_has_help(command: str) -> None:
+    shown = runner.invoke(cli.app, [command, "--help"])
+    assert shown.exit_code == 0
+    assert "Usage" in shown.output
+
+
+def test_run_offers_what_it_must() -> None:
+    shown = runner.invoke(cli.app, ["run", "--help"]).output
+    scenario = (
+        "model prompt prompt-file raw tokens policy kv ban-eos ignore-eos seed temperature top-k top-p context stop"
+    )
+    harness = "top-logits profile flag browser headed timeout json"
+    for option in f"{scenario} {harness}".split():
+        assert f"--{option}" in shown
+
+
+def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["harness", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code
+
+
+REFUSED = {
+    "policy": (["--prompt", "x", "--policy", "nope"], "adaptive"),
+    "kv": (["--prompt", "x", "--kv", "paged"], "grow"),
+    "no prompt": ([], "--prompt"),
+    "two prompts": (["--prompt", "x", "--prompt-file", "y"], "--prompt-file"),
+    "prompt file": (["--prompt-file", "/gone.txt"], "/gone.txt"),
+    "eos": (["--prompt", "x", "--ban-eos", "--ignore-eos"], "exclude"),
+    "model file": (["--prompt", "x", "--model", "/gone.gguf"], "/gone.gguf"),
+    "tokens": (["--prompt", "x", "--tokens", "0"], "tokens"),
+    "stop": (["--prompt", "x", "--stop", ""], "stop string"),
+    "option": (["--nonsense"], "nonsense"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_options_are_refused_before_anything_starts(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "open_page", lambda *_: pytest.fail("a browser was started"))
+    monkeypatch.setattr(cli.console, "width", 200, raising=False)
+    arguments, words = REFUSED[name]
+    assert exit_code(monkeypatch, "run", *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("error", "code"), [(SetupError("no browser"), 2), (RunError("lost", "DeviceLost"), 1)])
+def test_errors_become_exit_codes(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> Any:
+        raise error
+
+    monkeypatch.setattr(cli, "open_page", fail)
+    assert exit_code(monkeypatch, "run", "--prompt", "x") == code
+    assert str(error) in capsys.readouterr().err
+
+
+class FakePage:
+    """Stands for the page: remembers the scenarios, answers with records."""
+
+    def __init__(self, *records: dict[str, Any]) -> None:
+        self.records = list(records)
+        self.scenarios: list[Scenario] = []
+
+    def run(self, scenario: Scenario, on_text: Any, on_phase: Any) -> dict[str, Any]:
+        self.scenarios.append(scenario)
+        on_phase("[decoding]")
+        on_text("Par")
+        on_text("is")
+        return self.records.pop(0)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        @contextmanager
+        def open_page(*_: object) -> Iterator[tuple["FakePage", Any]]:
+            nothing = SimpleNamespace(start=lambda: None, stop=lambda: None, update=lambda text: None)
+            yield self, nothing
+
+        monkeypatch.setattr(cli, "open_page", open_page)
+
+
+def test_run_writes_the_answer_and_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = FakePage(make_record([30, 10]))
+    page.install(monkeypatch)
+    out = tmp_path / "o.json"
+    arguments = [
+        "run",
+        "--prompt",
+        "Hi",
+        "--kv",
+        "grow",
+        "--policy",
+        "bucket",
+        "--ban-eos",
+        "--stop",
+        "a",
+        "--stop",
+        "b",
+    ]
+    done = runner.invoke(cli.app, [*arguments, "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "Paris" in done.stdout
+    assert page.scenarios == [Scenario("Hi", kv=Kv.GROW, policy="bucket", eos="ban", stop=("a", "b"))]
+    assert out.is_file()
+
+
+def test_demo_compares_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = [make_record([30, 10, 10], kv=s.kv, policy=s.policy) for s in demo.scenarios()]
+    FakePage(*good).install(monkeypatch)
+    done = runner.invoke(cli.app, ["demo", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "same 3 tokens" in done.output
+    expected = {"static-adaptive.json", "grow-adaptive.json", "grow-bucket.json", "report.html"}
+    assert {path.name for path in tmp_path.iterdir()} == expected
+    good[1]["token_ids"][1] = 5
+    FakePage(*good).install(monkeypatch)
+    assert exit_code(monkeypatch, "demo", "--out", str(tmp_path)) == 1
+
+
+def test_a_cancelled_demo_keeps_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakePage({**make_record([30, 10]), "finish_reason": "cancelled"}).install(monkeypatch)
+    assert exit_code(monkeypatch, "demo", "--out", str(tmp_path)) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"static-adaptive.json", "report.html"}
+
+
+def test_scenarios_reach_the_form(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF")
+    scenario = Scenario("p", model=str(model), context=99, stop=("\n\n", "a|b\\"), temperature=0.5)
+    assert scenario.radios == {"model": "file", "kv": "static", "policy": "adaptive"}
+    assert scenario.file == model
+    assert scenario.fields["context"] == "99"
+    assert scenario.fields["stop"] == r"\n\n|a\|b\\"
+    assert Scenario("p").fields["context"] == ""
+    assert Scenario("p").radios["model"] == "smollm2"
+    for policy in POLICIES:
+        assert Scenario("p", policy=policy).policy == policy
+
+
+@pytest.mark.parametrize(("text", "escaped"), [("###", "###"), ("|", r"\|"), ("\t\\n", r"\t\\n")])
+def test_escape_stop(text: str, escaped: str) -> None:
+    assert escape_stop(text) == escaped
+
+
+def test_a_prompt_file_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "p.txt"
+    path.write_text("  é\n", encoding="utf-8")
+    assert read_prompt(None, path) == "  é\n"
+    path.write_bytes(b"\xff")
+    with pytest.raises(SetupError, match=r"p\.txt"):
+        read_prompt(None, path)
+
+
+class Probe:
+    """A page whose adapter probe gives one answer after the other."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self.answers = list(answers)
+
+    def evaluate(self, _: str) -> dict[str, Any]:
+        return self.answers.pop(0)
+
+
+def found(vendor: str = "google", architecture: str = "swiftshader", wrong: int = 0) -> dict[str, Any]:
+    values = [(i * 2654435761 % 2**32 * 3 + i) % 2**32 for i in range(256)]
+    values[:wrong] = [value ^ 1 for value in values[:wrong]]
+    return {"vendor": vendor, "architecture": architecture, "description": "", "is_fallback": False, "values": values}
+
+
+NONE_YET = {"problem": "requestAdapter() found no adapter", "retry": True}
+
+
+def assert_adapter(profile: Profile, *answers: dict[str, Any], patience_s: float = 20) -> adapter.Adapter:
+    page: Any = Probe(*answers)
+    return adapter.assert_adapter(page, profile, patience_s=patience_s, sleep=lambda _: None)
+
+
+def test_an_adapter_that_is_late_is_waited_for() -> None:
+    assert assert_adapter(Profile.SOFTWARE, NONE_YET, NONE_YET, found()).is_software
+    hardware = assert_adapter(Profile.HARDWARE, NONE_YET, found(), found("nvidia", "hopper"))
+    assert not hardware.is_software
+    assert str(hardware) == "nvidia hopper (hardware)"
+
+
+def test_the_hardware_profile_refuses_a_software_adapter() -> None:
+    with pytest.raises(SetupError, match=r"hardware profile got google swiftshader.*VK_DRIVER_FILES"):
+        assert_adapter(Profile.HARDWARE, found(), patience_s=0)
+
+
+def test_an_adapter_that_computes_wrongly_is_refused() -> None:
+    with pytest.raises(SetupError, match="3 of 256 values"):
+        assert_adapter(Profile.HARDWARE, found("nvidia", "hopper", wrong=3))
+
+
+def test_no_webgpu_is_not_waited_for() -> None:
+    with pytest.raises(SetupError, match=r"no navigator\.gpu"):
+        assert_adapter(Profile.SOFTWARE, {"problem": "this browser has no navigator.gpu"})
