@@ -1,0 +1,141 @@
+// Stands in for web/worker.js in tests of the page alone: speaks the same messages, decodes nothing. What it answers
+// follows from the request, so that a test can foretell it; some prompts ask for trouble.
+
+const environment = {
+  adapter: {
+    vendor: "stub",
+    architecture: "none",
+    description: "",
+    is_fallback: SOFTWARE,
+    is_software: SOFTWARE,
+    subgroup_size: 32,
+  },
+  features: ["shader-f16"],
+  browser: "Stub 1.0",
+  flags: [],
+  cross_origin_isolated: self.crossOriginIsolated,
+  timer_resolution_us: 5,
+  pyodide: "0.0.0",
+  stepwell: "0.0.0",
+};
+const PROMPT_TOKENS = 60;
+const KV_BYTES = 768; // of one position in one KV tensor
+const CREATED = { bucket: 40, adaptive: 0 };
+
+let cancelled = false;
+const post = (type, fields) => self.postMessage({ type, ...fields });
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const fail = (code, message, phase) => post("error", { code, message, phase });
+
+const handlers = {
+  async boot() {
+    post("phase", { phase: "runtime", text: "Starting Python" });
+    post("environment", {
+      environment,
+      boot_ms: 1234,
+      limits: { maxStorageBufferBindingSize: 2 ** 31, maxBufferSize: 2 ** 32 },
+      policies: [
+        { name: "bucket", summary: "fixed limits" },
+        { name: "adaptive", summary: "follows the high-water mark" },
+      ],
+      kv_modes: [
+        { name: "grow", summary: "a larger tensor at every token" },
+        { name: "static", summary: "allocated once" },
+      ],
+    });
+    post("phase", { phase: "ready", text: "Ready" });
+  },
+
+  async load({ model }) {
+    post("phase", { phase: "weights", text: `Loading ${model.name}` });
+    if (model.name === "broken.gguf")
+      return fail("BadFile", "broken.gguf: 3 B; the header needs 24 B. Download it again.", "weights");
+    post("progress", { phase: "weights", done: 1 << 20, total: 2 << 20, unit: "bytes" });
+    await pause(20);
+    const shape = {
+      architecture: "llama",
+      layers: 30,
+      kv_heads: 3,
+      head_dim: 64,
+      context_length: 8192,
+      bytes: 2 << 20,
+    };
+    post("model", {
+      model: {
+        name: model.name,
+        sha256: model.sha256 ?? null,
+        ...shape,
+        tensor_types: { Q4_1: 210 },
+        has_chat_template: true,
+      },
+    });
+    post("phase", { phase: "ready", text: "Ready" });
+  },
+
+  async run({ request }) {
+    cancelled = false;
+    if (request.prompt === "lose the device") return fail("DeviceLost", "The device was lost.", "decode");
+    if (request.prompt === "ask too much")
+      return fail("ContextFull", "60 + 9,000 positions; the model has 8,192. Ask for fewer tokens.", "prefill");
+    const tokens = [];
+    post("phase", { phase: "prefill", text: "Reading the prompt" });
+    for (let index = 0; index < request.tokens && !cancelled; index += 1) {
+      const token = entry(request, index);
+      tokens.push(token);
+      const by_role = { weights: 1 << 20, kv: 60 * token.kv_class_bytes };
+      post("token", { text: `w${index} `, token, by_role });
+      if (index === 0) post("phase", { phase: "decode", text: "Decoding" });
+      await pause(request.prompt === "slowly" ? 30 : 0);
+    }
+    post("token", { text: "end", token: null, by_role: {} });
+    post("done", { record: record(request, tokens) });
+    post("phase", { phase: "ready", text: "Ready" });
+  },
+
+  async cancel() {
+    cancelled = true;
+  },
+};
+
+function entry(request, index) {
+  const position = PROMPT_TOKENS + index;
+  const kib = 1024 * (position * KV_BYTES <= 48 * 1024 ? 48 : 64);
+  const created = CREATED[request.policy];
+  const ms = index === 0 ? 5000 : request.policy === "bucket" ? 30 : 10;
+  const wrong = request.prompt === "differ" && request.policy === "bucket" && index === 3;
+  const names =
+    "submits bind_groups_created bind_groups_reused copies uploads upload_bytes readbacks readback_bytes buffers_destroyed bytes_destroyed pool_hits pool_misses";
+  return {
+    index,
+    position,
+    id: wrong ? 9999 : 100 + index,
+    ms,
+    encode_ms: 1,
+    wait_ms: ms - 1,
+    launches: 244,
+    passes: 1,
+    ...Object.fromEntries(names.split(" ").map((name) => [name, 1])),
+    buffers_created: created,
+    bytes_created: created * kib,
+    kv_class_bytes: kib,
+    reserved_bytes: (1 << 20) + 60 * kib,
+    in_use_bytes: (1 << 20) + 30 * kib,
+  };
+}
+
+function record(request, tokens) {
+  return {
+    schema: 1,
+    scenario: { model: "stub", sha256: null, ...request },
+    environment,
+    prompt_ids: Array(PROMPT_TOKENS).fill(1),
+    token_ids: tokens.map(({ id }) => id),
+    text: `${tokens.map(({ index }) => `w${index} `).join("")}end`,
+    finish_reason: cancelled ? "cancelled" : "length",
+    ttft_ms: tokens[0]?.ms ?? null,
+    tokens,
+    memory: { peak_reserved_bytes: Math.max(0, ...tokens.map((token) => token.reserved_bytes)), by_role: {} },
+  };
+}
+
+self.onmessage = ({ data }) => handlers[data.type](data);

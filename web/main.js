@@ -1,0 +1,218 @@
+/**
+ * The page: mounts the panels, owns the worker, and moves between the states in `document.documentElement.dataset.state`:
+ *
+ *     booting → ready → (loading →) running → done        any → error → the next run, or a restart
+ *
+ * `window.stepwell` holds the environment, model, record and error of now, for scripts that drive the page.
+ */
+import { Bus } from "./bus.js";
+import { element } from "./dom.js";
+import { applyLateQuery, applyQuery, queryOf, readModel, readRequest } from "./form.js";
+import { FROM_WORKER, ON_PAGE, TO_WORKER } from "./messages.js";
+import { isFatal, mountNotices } from "./notices.js";
+import { PLACES } from "./panels/index.js";
+import { Runs } from "./runs.js";
+
+const bus = new Bus();
+const form = document.getElementById("scenario");
+const query = new URLSearchParams(location.search);
+const now = { environment: null, model: null, record: null, error: null };
+window.stepwell = now;
+
+let worker = null;
+let usable = false; // the worker answers and its device is open
+let cancelling = false;
+let manifest = null;
+let loaded = null; // the model description that the worker holds
+let wanted = null; // {request, model} waiting for its model
+
+mountNotices(document.getElementById("notices"), bus);
+for (const [place, panels] of Object.entries(PLACES)) mountAll(place, panels);
+const runs = new Runs(bus);
+listen();
+const manifestRead = readManifest();
+start();
+
+function mountAll(place, panels) {
+  const root = document.getElementById(place);
+  for (const panel of panels) {
+    if (place === "chips") panel.mount(root, bus);
+    else panel.mount(root.appendChild(frame(panel)), bus);
+  }
+}
+
+/** An empty panel: a titled section with room for an aside, actions and a body. */
+function frame({ id, title }) {
+  const head = element(
+    "div",
+    { className: "head" },
+    element("h2", { id: `${id}-title` }, title),
+    element("span", { className: "aside" }),
+    element("div", { className: "actions" }),
+  );
+  return element(
+    "section",
+    { id, className: "panel", "aria-labelledby": `${id}-title` },
+    head,
+    element("div", { className: "body" }),
+  );
+}
+
+function listen() {
+  bus.on(FROM_WORKER.ENVIRONMENT, async ({ environment }) => {
+    now.environment = environment;
+    await manifestRead;
+    usable = true;
+    warn(applyLateQuery(form, query));
+    setState("ready");
+    if (query.get("run") === "1") form.requestSubmit();
+    query.delete("run");
+  });
+  bus.on(FROM_WORKER.MODEL, ({ model }) => {
+    now.model = model;
+    loaded = wanted.model;
+    if (cancelling) setState("ready");
+    else run();
+  });
+  bus.on(FROM_WORKER.DONE, ({ record }) => {
+    now.record = record;
+    setState("done");
+  });
+  bus.on(FROM_WORKER.ERROR, ({ type: _, ...error }) => {
+    now.error = error;
+    usable &&= !isFatal(error);
+    if (state() === "running") runs.fail();
+    setState("error");
+  });
+  bus.on(TO_WORKER.CANCEL, cancel);
+  bus.on(ON_PAGE.RESTART, restart);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (canRun()) submit();
+  });
+}
+
+async function readManifest() {
+  try {
+    const answer = await fetch("./manifest.json");
+    if (!answer.ok) throw new Error(`manifest.json: HTTP ${answer.status}`);
+    manifest = await answer.json();
+  } catch (error) {
+    console.warn("manifest:", error);
+    warn([
+      "manifest.json was not found: this folder is not a built site, so it ships no model. Build one with: python -m harness site",
+    ]);
+  }
+  bus.emit({ type: ON_PAGE.MANIFEST, manifest });
+  warn(applyQuery(form, query));
+}
+
+function start() {
+  setState("booting");
+  if (!navigator.gpu) {
+    bus.emit({
+      type: FROM_WORKER.ERROR,
+      code: "NoWebGPU",
+      message: "navigator.gpu does not exist in this browser.",
+      phase: "device",
+    });
+    return;
+  }
+  let knowsModules = false;
+  const options = {
+    name: "stepwell",
+    get type() {
+      knowsModules = true; // only a browser with module workers asks
+      return "module";
+    },
+  };
+  worker = new Worker("./worker.js", options);
+  if (!knowsModules) {
+    worker.terminate();
+    bus.emit({
+      type: FROM_WORKER.ERROR,
+      code: "NoModuleWorkers",
+      message: "This browser cannot run modules in a worker.",
+      phase: "runtime",
+    });
+    return;
+  }
+  worker.addEventListener("message", ({ data }) => bus.emit(data));
+  worker.addEventListener("error", (event) => {
+    const message = event.message || "worker.js or one of its modules could not be loaded.";
+    bus.emit({ type: FROM_WORKER.ERROR, code: "WorkerError", message, phase: "runtime" });
+  });
+  worker.postMessage({ type: TO_WORKER.BOOT });
+}
+
+function restart() {
+  worker?.terminate();
+  usable = false;
+  loaded = now.model = null;
+  start();
+}
+
+function submit() {
+  const model = readModel(form, manifest);
+  if (!model) {
+    bus.emit({
+      type: FROM_WORKER.ERROR,
+      code: "BadRequest",
+      message: "No model file is chosen. Press “Choose a file …”, or drop a .gguf file on this page.",
+      phase: "ready",
+    });
+    return;
+  }
+  now.error = now.record = null;
+  wanted = { request: readRequest(form), model };
+  history.replaceState(null, "", `?${queryOf(form)}`);
+  if (sameModel(model, loaded)) {
+    run();
+    return;
+  }
+  loaded = now.model = null;
+  setState("loading");
+  worker.postMessage({ type: TO_WORKER.LOAD, model });
+}
+
+function run() {
+  runs.begin(wanted.request, wanted.model);
+  setState("running");
+  const message = { type: TO_WORKER.RUN, request: wanted.request };
+  worker.postMessage(message);
+  bus.emit(message); // the panels want to know what was asked
+}
+
+/** Ask the worker to stop; asked again before it has, end it. */
+function cancel() {
+  if (!cancelling) {
+    cancelling = true;
+    worker.postMessage({ type: TO_WORKER.CANCEL });
+    return;
+  }
+  if (state() === "running") runs.fail();
+  restart();
+}
+
+function sameModel(a, b) {
+  return b !== null && a.url === b.url && a.file === b.file;
+}
+
+function state() {
+  return document.documentElement.dataset.state;
+}
+
+function canRun() {
+  return usable && ["ready", "done", "error"].includes(state());
+}
+
+function setState(next) {
+  const previous = state();
+  cancelling = false;
+  document.documentElement.dataset.state = next;
+  bus.emit({ type: ON_PAGE.STATE, state: next, previous, canRun: canRun() });
+}
+
+function warn(texts) {
+  for (const text of texts) bus.emit({ type: ON_PAGE.WARNING, text });
+}

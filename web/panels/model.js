@@ -1,0 +1,113 @@
+import { element } from "../dom.js";
+import { bytes, number } from "../format.js";
+import { FROM_WORKER, ON_PAGE } from "../messages.js";
+
+/** Which model: one that this build ships, or a local file, by button or dropped anywhere on the page. */
+export const model = {
+  id: "model",
+  title: "Model",
+  mount(root, bus) {
+    const body = root.querySelector(".body");
+    const choices = element("div", { className: "options", role: "radiogroup", "aria-labelledby": "model-title" });
+    const file = element("input", {
+      type: "file",
+      id: "file",
+      name: "file",
+      accept: ".gguf",
+      className: "visually-hidden",
+    });
+    const fileNote = element("small");
+    const loaded = element("p", { className: "note", hidden: true });
+    const local = option("file", "Your .gguf file", fileNote, "");
+    choices.append(
+      local,
+      element(
+        "div",
+        { className: "pick" },
+        file,
+        element("label", { className: "button", htmlFor: "file" }, "Choose a file …"),
+      ),
+    );
+    body.append(choices, loaded);
+
+    const showFile = () => {
+      const [chosen] = file.files;
+      fileNote.textContent = chosen ? chosen.name : "or drop one anywhere on this page; it stays on your machine";
+      local.querySelector(".aside").textContent = chosen ? bytes(chosen.size) : "";
+      if (chosen) local.querySelector("input").checked = true;
+    };
+    file.addEventListener("change", showFile);
+    showFile();
+    acceptDrops(file, bus);
+
+    bus.on(ON_PAGE.MANIFEST, ({ manifest }) => {
+      const shipped = manifest?.models ?? [];
+      const options = shipped.map((entry) =>
+        option(entry.id, entry.name, `${entry.licence} · read when you press Run`, bytes(entry.bytes)),
+      );
+      choices.prepend(...options);
+      const first = options[0] ?? local;
+      if (!file.files.length) first.querySelector("input").checked = true;
+      if (!shipped.length)
+        body.prepend(
+          element("p", { className: "note" }, "This build ships no model. Choose a .gguf file of your own."),
+        );
+    });
+    bus.on(FROM_WORKER.MODEL, (message) => {
+      loaded.textContent = describe(message.model);
+      loaded.hidden = false;
+    });
+  },
+};
+
+function describe({
+  name,
+  architecture,
+  layers,
+  kv_heads: heads,
+  head_dim: dim,
+  context_length: context,
+  bytes: size,
+  tensor_types: types,
+}) {
+  const tensors = Object.entries(types).map(([type, count]) => `${number(count)} ${type}`);
+  return (
+    `Loaded: ${name}. ${architecture}, ${layers} layers, ${heads} KV heads of ${dim}, context ${number(context)}, ` +
+    `${bytes(size)}; tensors: ${tensors.join(", ")}.`
+  );
+}
+
+function option(value, title, note, aside) {
+  return element(
+    "label",
+    { className: "option" },
+    element("input", { type: "radio", name: "model", value, required: true }),
+    element("span", {}, title, note instanceof Node ? note : element("small", {}, note)),
+    element("span", { className: "aside" }, aside),
+  );
+}
+
+/** Take a .gguf file dropped on any part of the page. */
+function acceptDrops(input, bus) {
+  const root = document.documentElement;
+  const carriesFile = (event) => event.dataTransfer?.types.includes("Files");
+  const settle = () => root.classList.remove("dropping");
+  addEventListener("dragover", (event) => {
+    if (!carriesFile(event)) return;
+    event.preventDefault();
+    root.classList.add("dropping");
+  });
+  addEventListener("dragleave", (event) => event.relatedTarget === null && settle());
+  addEventListener("drop", (event) => {
+    if (!carriesFile(event)) return;
+    event.preventDefault();
+    settle();
+    const [dropped] = event.dataTransfer.files;
+    if (!dropped?.name.toLowerCase().endsWith(".gguf")) {
+      bus.emit({ type: ON_PAGE.WARNING, text: `${dropped?.name ?? "That"} is not a .gguf file; nothing was changed.` });
+      return;
+    }
+    input.files = event.dataTransfer.files;
+    input.dispatchEvent(new Event("change", { bubbles: true }));
+  });
+}
