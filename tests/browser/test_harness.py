@@ -1,0 +1,97 @@
+"""The harness against the real page: adapter assertion, a run through the form, cancelling, and clear failures."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from harness.adapter import assert_adapter
+from harness.browser import Profile
+from harness.errors import RunError, SetupError
+from harness.run import PageRunner
+from harness.scenario import Kv, Scenario
+from harness.site import Site
+
+pytestmark = pytest.mark.browser
+FLAGS = ["--a-flag"]
+
+
+@pytest.fixture(scope="module")
+def runner(browser: Browser, server_url: str, site: Site) -> Iterator[PageRunner]:
+    if site.model("smollm2") is None:
+        pytest.skip("the site has no demo model: python -m harness site fetches it")
+    with PageRunner(browser, server_url, Profile.SOFTWARE, FLAGS, timeout_s=240) as runner:
+        yield runner
+
+
+def test_the_adapter_is_asserted_by_computing(browser: Browser, server_url: str) -> None:
+    page = browser.new_page()
+    page.goto(server_url + "manifest.json")
+    adapter = assert_adapter(page, Profile.SOFTWARE)
+    assert adapter.is_software
+    assert "swiftshader" in str(adapter)
+    with pytest.raises(SetupError, match="hardware profile got"):
+        assert_adapter(page, Profile.HARDWARE, patience_s=0)
+    page.goto("data:text/html,")  # not a secure context
+    with pytest.raises(SetupError, match="secure context"):
+        assert_adapter(page, Profile.SOFTWARE)
+    page.close()
+
+
+def test_a_run_through_the_form(runner: PageRunner) -> None:
+    said: list[str] = []
+    scenario = Scenario(
+        "What is the capital of France?", tokens=5, kv=Kv.GROW, policy="bucket", top_logits=2, stop=("|",)
+    )
+    record = runner.run(scenario, said.append)
+    asked = {"tokens": 5, "kv": "grow", "policy": "bucket", "stop": ["|"], "top_logits": 2, "raw": False}
+    assert {name: record["scenario"][name] for name in asked} == asked
+    assert record["environment"]["flags"] == FLAGS
+    assert record["environment"]["cross_origin_isolated"] is True
+    assert len(record["token_ids"]) == 5
+    assert record["text"] == "".join(said)
+    assert all(len(token["top_logits"]) == 2 for token in record["tokens"])
+
+
+def test_the_next_run_starts_from_a_clean_answer(runner: PageRunner) -> None:
+    said: list[str] = []
+    record = runner.run(Scenario("1, 2, 3,", tokens=3, raw=True), said.append)
+    assert record["text"] == "".join(said)
+    assert record["scenario"]["raw"] is True
+    assert record["scenario"]["kv"] == "static"
+
+
+def test_ctrl_c_stops_the_run_through_the_page(runner: PageRunner) -> None:
+    said: list[str] = []
+
+    def interrupt() -> None:
+        while not said:
+            time.sleep(0.05)
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    record = runner.run(
+        Scenario("Count to one thousand.", tokens=400, eos="ban"), lambda text: said.append(text) if text else None
+    )
+    assert record["finish_reason"] == "cancelled"
+    assert 0 < len(record["token_ids"]) < 400
+
+
+def test_what_the_form_refuses_is_named(runner: PageRunner) -> None:
+    with pytest.raises(RunError, match="tokens=0"):
+        runner.run(Scenario("x", tokens=0))
+    with pytest.raises(RunError, match="no model 'other', only smollm2"):
+        runner.run(Scenario("x", model="other"))
+
+
+def test_the_pages_own_error_is_reported(runner: PageRunner, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(10))
+    with pytest.raises(RunError) as caught:
+        runner.run(Scenario("x", model=str(broken)))
+    assert caught.value.code == "BadFile"
+    assert "broken.gguf" in str(caught.value)
