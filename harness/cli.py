@@ -157,6 +157,8 @@ def run(
     if json:
         records.write(record, json)
         console.print(f"record: {json}", highlight=False, soft_wrap=True)
+    if record["finish_reason"] == "cancelled":
+        raise RunError("stopped before the run was complete", "Cancelled")
 
 
 @app.command(name="demo")

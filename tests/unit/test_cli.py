@@ -131,6 +131,13 @@ def test_run_writes_the_answer_and_the_record(tmp_path: Path, monkeypatch: pytes
     assert out.is_file()
 
 
+def test_a_cancelled_run_is_written_and_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakePage({**make_record([30, 10]), "finish_reason": "cancelled"}).install(monkeypatch)
+    out = tmp_path / "o.json"
+    assert exit_code(monkeypatch, "run", "--prompt", "Hi", "--json", str(out)) == 1
+    assert out.is_file()
+
+
 def test_demo_compares_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = [make_record([30, 10, 10], kv=s.kv, policy=s.policy) for s in demo.scenarios()]
     FakePage(*good).install(monkeypatch)
