@@ -300,7 +300,12 @@ class Frontend:
         prompt_ids = model.tokenizer.encode(self._prompt(model, request))
         limit = model.llama.config.context_length
         context = request.context or min(limit, len(prompt_ids) + request.tokens)
-        launcher.pool.set_policy(request.policy)
+        pool = launcher.pool
+        pool.set_policy(request.policy)
+        # every run starts from the same state: nothing free, peaks measured from here
+        pool.flush()
+        pool.trim()
+        pool.ledger.reset_peaks()
         session = DecodeSession(model.llama, launcher, kv=request.kv, context=context)
         self._session = session
         record = RunRecord(
@@ -312,12 +317,12 @@ class Frontend:
             self._enter("kernels", "Compiling kernels")
             await session.prepare(generation, len(prompt_ids), self._progress("kernels"))
             await self._answer(session, record, generation, stops, model.tokenizer)
-            record.memory(launcher.pool.report())
+            record.memory(pool.report())
         finally:
             self._session = None
             session.close()
             launcher.bind_groups.clear()  # of the session's buffers: the next run has others
-            launcher.pool.flush()
+            pool.flush()
         self._emit("done", record=record.as_dict())
         self._enter("ready", "Ready")
 
@@ -375,5 +380,7 @@ class Frontend:
             "cross_origin_isolated": self._host.get("cross_origin_isolated"),
             "timer_resolution_us": self._host.get("timer_resolution_us"),
             "pyodide": self._host.get("pyodide"),
+            "pyodide_ms": self._host.get("pyodide_ms"),
+            "boot_ms": self._host.get("boot_ms"),
             "stepwell": __version__,
         }

@@ -47,7 +47,7 @@ class _Tensors:
         if self.length + rows > self._capacity:
             raise ContextFull(
                 f"{self.length:,} positions are filled and {rows:,} more are wanted; the context holds "
-                f"{self._capacity:,}. Ask for fewer tokens or a larger --context."
+                f"{self._capacity:,}. Ask for fewer tokens or a larger context."
             )
 
     def _acquire(self, positions: int) -> list[Pair]:

@@ -98,7 +98,9 @@ class DecodeSession:
         dry = _DryRun()
         pairs = [(dry.buffer, dry.buffer)] * self._model.config.n_layers
         for rows in shapes:
-            logits = self._model.record(dry.rec, dry, dry.buffer, dry.buffer, pairs, rows, want_logits=True)
+            logits = self._model.record(
+                dry.rec, dry, dry.buffer, dry.buffer, pairs, rows=rows, length=rows, reach=rows, want_logits=True
+            )
             if greedy and logits is not None:
                 self._model.choose(dry.rec, logits, dry.buffer, self._ban(generation))
         await self._launcher.kernels.ensure(dry.rec.finish().variants, progress)
@@ -120,7 +122,7 @@ class DecodeSession:
         if self.length + len(prompt) > self._context:
             raise ContextFull(
                 f"the prompt has {len(prompt):,} tokens, {self.length:,} are in the cache already; the context holds "
-                f"{self._context:,}. Shorten it or ask for a larger --context."
+                f"{self._context:,}. Shorten it or ask for a larger context."
             )
         self._cancelled = False
         sampler = Sampler(generation.sampling)
@@ -217,7 +219,10 @@ class DecodeSession:
         if ids is not None:
             rec.write(self._ids, 0, ids)
         kv = self._cache.extend(rec, rows)
-        logits = self._model.record(rec, scope, self._step, self._ids, kv, rows, want_logits=last)
+        logits = self._model.record(
+            rec, scope, self._step, self._ids, kv,
+            rows=rows, length=position + rows, reach=self._context, want_logits=last,
+        )  # fmt: skip
         nbytes = 0
         if logits is not None:
             source, nbytes = (self._ids, 4) if on_gpu else (logits, 4 * self._model.config.vocab_size)

@@ -7,6 +7,7 @@
   "use strict";
 
   const [BEGIN_PASS, END_PASS, DISPATCH, COPY, CLEAR, WRITE, SUBMIT] = [1, 2, 3, 4, 5, 6, 7]; // gpu/program.py
+  const SCOPES = ["validation", "out-of-memory", "internal"];
   const UPLOAD_BLOCK = 4 << 20; // bytes gathered before one writeBuffer
   const UPLOAD_IN_FLIGHT = 64 << 20; // staging of writeBuffer piles up in the GPU process: wait this often
 
@@ -21,8 +22,7 @@
       this.tables = { buffers: new Map(), pipelines: new Map(), bindGroups: new Map() };
       this.program = new Uint32Array(1 << 14);
       this.failure = null;
-      this.scopes = []; // promises of error scopes that are still open
-      device.addEventListener("uncapturederror", ({ error }) => this.fail(kindOf(error), error.message));
+      this.openScopes();
       device.lost.then(({ reason, message }) => {
         if (reason !== "destroyed") this.fail("DeviceLost", message || "the GPU device was lost");
       });
@@ -31,6 +31,31 @@
     fail(name, message) {
       // a loss outranks what it caused
       if (!this.failure || name === "DeviceLost") this.failure = { name, message };
+    }
+
+    // One error scope of each kind is always open, so that late errors arrive in order and none is missed: an
+    // uncapturederror event may come after the promises of the work that caused it.
+    openScopes() {
+      for (const kind of SCOPES) this.device.pushErrorScope(kind);
+    }
+
+    // Resolves once every error of the calls so far is in `failure`.
+    collect() {
+      const errors = SCOPES.map(() => this.device.popErrorScope());
+      this.openScopes();
+      return Promise.allSettled(errors).then((results) => {
+        for (const { value: error } of results) if (error) this.fail(kindOf(error), error.message);
+      });
+    }
+
+    // Throws what went wrong since the last time.
+    throwFailure() {
+      this.throwIfLost();
+      if (this.failure) {
+        const { name, message } = this.failure;
+        this.failure = null;
+        throw failed(name, message);
+      }
     }
 
     add(table, object) {
@@ -42,16 +67,8 @@
     // ---- objects -------------------------------------------------------------------------------------------------
 
     createBuffer(size, usage, label) {
-      this.device.pushErrorScope("validation");
-      this.device.pushErrorScope("out-of-memory");
-      const buffer = this.device.createBuffer({ size, usage, label });
-      this.popScope((error) => this.fail("OutOfMemory", `${label || "buffer"}: ${size} B: ${error.message}`));
-      this.popScope((error) => this.fail("UsageError", `${label || "buffer"}: ${error.message}`));
-      return this.add(this.tables.buffers, buffer);
-    }
-
-    popScope(onError) {
-      this.scopes.push(this.device.popErrorScope().then((error) => error && onError(error), () => {}));
+      this.throwIfLost();
+      return this.add(this.tables.buffers, this.device.createBuffer({ size, usage, label }));
     }
 
     async createPipeline(code, label, ...types) {
@@ -69,7 +86,7 @@
           compute: { module, entryPoint: "main" },
         });
       } catch (error) {
-        await this.check().catch((late) => { if (late.name === "DeviceLost") throw late; });
+        this.throwIfLost();
         const { messages } = await module.getCompilationInfo();
         const lines = code.split("\n");
         const report = messages.filter((m) => m.type === "error")
@@ -195,32 +212,28 @@
     async readBuffer(handle, offset, nbytes) {
       const buffer = this.get("buffers", handle);
       this.throwIfLost();
+      const mapped = buffer.mapAsync(GPUMapMode.READ, offset, nbytes);
+      const collected = this.collect();
+      let bytes;
       try {
-        await buffer.mapAsync(GPUMapMode.READ, offset, nbytes);
+        await mapped;
+        bytes = new Uint8Array(buffer.getMappedRange(offset, nbytes).slice(0));
+        buffer.unmap();
       } catch (error) {
-        await this.check();
+        await collected;
+        this.throwFailure();
         throw failed("UsageError", `read of buffer ${handle}: ${error.message}`);
       }
-      const bytes = new Uint8Array(buffer.getMappedRange(offset, nbytes).slice(0));
-      buffer.unmap();
-      await this.check();
+      await collected;
+      this.throwFailure();
       return bytes;
     }
 
     async wait() {
+      const collected = this.collect();
       await this.device.queue.onSubmittedWorkDone();
-      await this.check();
-    }
-
-    // Throws what went wrong since the last check.
-    async check() {
-      if (this.scopes.length) await Promise.all(this.scopes.splice(0));
-      this.throwIfLost();
-      if (this.failure) {
-        const { name, message } = this.failure;
-        this.failure = null;
-        throw failed(name, message);
-      }
+      await collected;
+      this.throwFailure();
     }
 
     throwIfLost() {
@@ -261,7 +274,8 @@
       } finally {
         await bytes.close();
       }
-      await this.check();
+      await this.collect();
+      this.throwFailure();
     }
 
     sizes() {

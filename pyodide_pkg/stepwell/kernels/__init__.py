@@ -20,9 +20,12 @@ KERNELS: Mapping[str, str] = {
     "repack": "GGUF blocks as they are in the file -> words and scales in the layout of matmul",
     "embed": "rows of the token embedding, dequantised",
     "rms_norm": "y = x / rms(x) * weight, per row",
-    "matmul": "y = x W^T over quantised W; optionally added to y, or SwiGLU of two halves of W",
+    "matmul_quad": "y = x W^T over quantised W, optionally added to y, or SwiGLU of two halves of W: for CPU adapters",
+    "matmul_split": "the same for GPUs",
     "rope_append": "rotary embedding of q in place, of k into the KV cache; v into the KV cache",
-    "attention": "softmax(q k^T / sqrt(d)) v over the KV cache, causal, grouped-query",
+    "attention_quad": "one chunk of softmax(q k^T / sqrt(d)) v, causal, grouped-query: for CPU adapters with subgroups",
+    "attention_split": "the same for GPUs, and wherever subgroups are missing",
+    "attention_merge": "the chunks of attention put together",
     "argmax": "the id of the largest logit that is not banned",
 }
 

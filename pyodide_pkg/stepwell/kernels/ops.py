@@ -73,7 +73,14 @@ class Ops:
         width: int, eps: float, rows: int, last: bool = False,
     ) -> None:  # fmt: skip
         """y = RMSNorm(x); with ``last`` only the step's last row, into row 0 of ``y``."""
-        constants = (("width", width), ("eps", eps), ("threads", self.tuning.norm_threads), ("last", last))
+        tuning = self.tuning
+        constants = (
+            ("width", width),
+            ("eps", eps),
+            ("threads", tuning.norm_threads),
+            ("subgroups", tuning.subgroups),
+            ("last", last),
+        )
         rec.launch(Variant("rms_norm", constants), (step, x, weight, y), (1 if last else rows, 1, 1))
 
     def matmul(
@@ -81,18 +88,21 @@ class Ops:
     ) -> None:
         """y[rows][n] = x[rows][k] W^T; ``residual`` adds to y; ``swiglu`` gives y[rows][n/2] = silu(gate) * up."""
         tuning = self.tuning
-        tile = 1 if rows == 1 else tuning.matmul_tile
-        constants = (
-            ("format", matrix.format),
-            ("k", matrix.k),
-            ("n", matrix.n),
-            ("tile", tile),
-            ("mode", mode),
-            ("threads", tuning.matmul_threads),
-        )
+        tile = 1 if rows == 1 else tuning.tile
         outputs = matrix.n // 2 if mode == "swiglu" else matrix.n
-        grid = (ceil_div(outputs, tuning.matmul_threads), ceil_div(rows, tile), 1)
-        rec.launch(Variant("matmul", constants), (step, x, y, *matrix.buffers), grid)
+        shape = (("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("mode", mode), ("tile", tile))
+        if tuning.matmul == "quad":
+            per = tuning.outputs_per_thread if tile == 1 else tuning.outputs_per_thread_of_tile
+            if mode == "swiglu":
+                per = max(1, per * 2 // 3) if tile == 1 else max(1, per // 2)  # each output takes two rows of W
+            variant = Variant("matmul_quad", (*shape, ("per", per), ("subgroups", tuning.subgroups)))
+            wide = 4 * per
+        else:
+            wide = tuning.split_outputs
+            blocks = matrix.k // 32
+            splits = ceil_div(blocks, ceil_div(blocks, tuning.split_threads // wide))  # as even as it gets
+            variant = Variant("matmul_split", (*shape, ("wide", wide), ("splits", splits)))
+        rec.launch(variant, (step, x, y, *matrix.buffers), (ceil_div(outputs, wide), ceil_div(rows, tile), 1))
 
     def rope_append(
         self, rec: Recorder, step: Buffer, turns: Buffer, qkv: Buffer, k: Buffer, v: Buffer, heads: Heads, rows: int
@@ -103,12 +113,26 @@ class Ops:
         constants = (*heads.constants(), ("rope_dim", heads.rope_dim), ("threads", threads))
         rec.launch(Variant("rope_append", constants), (step, turns, qkv, k, v), (ceil_div(pairs, threads), rows, 1))
 
+    def partials_bytes(self, heads: Heads, rows: int, length: int) -> tuple[int, int]:
+        """Bytes of attention's two intermediates: the partial values and their (maximum, sum) pairs."""
+        parts = rows * ceil_div(length, self.tuning.attention_chunk) * heads.heads
+        return 4 * parts * heads.head_dim, 8 * parts
+
     def attention(
-        self, rec: Recorder, step: Buffer, qkv: Buffer, k: Buffer, v: Buffer, out: Buffer, heads: Heads, rows: int
-    ) -> None:
-        """out[rows][heads * head_dim]: causal grouped-query attention over the caches."""
-        constants = (*heads.constants(), ("threads", self.tuning.attention_threads))
-        rec.launch(Variant("attention", constants), (step, qkv, k, v, out), (heads.heads, rows, 1))
+        self, rec: Recorder, step: Buffer, qkv: Buffer, k: Buffer, v: Buffer, partials: Buffer, normals: Buffer,
+        out: Buffer, heads: Heads, *, rows: int, length: int,
+    ) -> None:  # fmt: skip
+        """out[rows][heads * head_dim]: causal grouped-query attention over the caches' first ``length`` positions."""
+        tuning = self.tuning
+        chunk = ("chunk", tuning.attention_chunk)
+        quads = tuning.subgroups and heads.head_dim % 16 == 0  # the quad kernel shares heads out in 16s
+        variant = Variant("attention_quad" if quads else "attention_split", (*heads.constants(), chunk))
+        chunks = ceil_div(length, tuning.attention_chunk)
+        rec.launch(variant, (step, qkv, k, v, partials, normals), (chunks, heads.kv_heads, rows))
+        threads = tuning.elementwise_threads
+        merge = Variant("attention_merge", (*heads.constants(), chunk, ("threads", threads)))
+        grid = (ceil_div(heads.heads * heads.head_dim // 4, threads), rows, 1)
+        rec.launch(merge, (step, partials, normals, out), grid)
 
     def argmax(self, rec: Recorder, logits: Buffer, token: Buffer, *, size: int, ban: tuple[int, ...]) -> None:
         """token[0] = the id of the largest logit outside ``ban``."""

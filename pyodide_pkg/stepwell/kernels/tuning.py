@@ -1,24 +1,59 @@
 """Which kernel variants an adapter gets.  One place decides; the model code only names operations."""
 
 from dataclasses import dataclass
+from typing import Literal
 
+from stepwell.errors import BadRequest
 from stepwell.gpu.device import DeviceInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Workgroup sizes and tiles, in threads and rows."""
+    """Kernels, workgroup sizes and tiles.  Sizes are threads, outputs, rows or positions, as named.
 
-    matmul_threads: int
-    matmul_tile: int  # rows of a prefill that share one unpacked weight
+    ``subgroups``: kernels may use the operations of subgroups of exactly four lanes.
+    """
+
+    matmul: Literal["quad", "split"]
+    subgroups: bool
+    tile: int  # rows of a prefill step that share one unpacked weight
     norm_threads: int
-    attention_threads: int
+    attention_chunk: int  # positions per workgroup; for attention_split also its threads
     argmax_threads: int
-    elementwise_threads: int = 64
+    elementwise_threads: int
+    outputs_per_thread: int = 12  # quad, one row
+    outputs_per_thread_of_tile: int = 8  # quad, `tile` rows
+    split_outputs: int = 8  # split: outputs per workgroup
+    split_threads: int = 128  # split: threads per workgroup, at most
+
+    def __post_init__(self) -> None:
+        if self.subgroups and self.norm_threads != 4:
+            raise BadRequest(f"norm_threads is {self.norm_threads}; with subgroups of four it must be 4.")
 
 
 def tuning_for(info: DeviceInfo) -> Tuning:
-    """CPU adapters (subgroups of 4 or none) want few, fat threads and no barriers; GPUs want many."""
+    """CPU adapters get few, fat threads and no barriers; GPUs get many threads.
+
+    On a CPU adapter a load costs as much as ten arithmetic operations, whatever its address, and a barrier costs more
+    still; a pipeline of 12 outputs per thread is where compile time starts to outgrow the gain.
+    """
     if info.is_software:
-        return Tuning(matmul_threads=16, matmul_tile=4, norm_threads=4, attention_threads=4, argmax_threads=16)
-    return Tuning(matmul_threads=64, matmul_tile=4, norm_threads=64, attention_threads=32, argmax_threads=256)
+        quads = info.subgroup_size == info.subgroup_max_size == 4
+        return Tuning(
+            matmul="quad",
+            subgroups=quads,
+            tile=4,
+            norm_threads=4,
+            attention_chunk=128 if quads else 32,
+            argmax_threads=16,
+            elementwise_threads=4,
+        )
+    return Tuning(
+        matmul="split",
+        subgroups=False,
+        tile=4,
+        norm_threads=64,
+        attention_chunk=64,
+        argmax_threads=256,
+        elementwise_threads=64,
+    )

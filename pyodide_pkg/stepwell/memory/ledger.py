@@ -125,6 +125,12 @@ class Ledger:
         account.buffers -= 1
         account.reserved -= size
 
+    def reset_peaks(self) -> None:
+        """Measure peaks from here on: a run's peak is not that of the runs before it."""
+        self.peak_reserved_bytes, self.peak_in_use_bytes = self.reserved_bytes, self.in_use_bytes
+        for account in self._accounts.values():
+            account.peak_reserved = account.reserved
+
     def reserved_by_role(self) -> dict[str, int]:
         """Reserved bytes of every role that has any."""
         return {role.value: account.reserved for role, account in self._accounts.items() if account.reserved}

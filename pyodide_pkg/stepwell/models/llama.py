@@ -1,7 +1,7 @@
 """The Llama architecture (Llama 2 and 3, SmolLM2, TinyLlama): its weights and one step as recorder calls.
 
-Per layer eight launches: norm, qkv, rope + KV append, attention, output + residual, norm, gate|up + SwiGLU,
-down + residual.
+Per layer nine launches: norm, qkv, rope + KV append, attention by chunks and its merge, output + residual, norm,
+gate|up + SwiGLU, down + residual.
 """
 
 import math
@@ -57,11 +57,17 @@ class Llama:
         step: Buffer,
         ids: Buffer,
         kv: Sequence[tuple[Buffer, Buffer]],
-        rows: int,
         *,
+        rows: int,
+        length: int,
+        reach: int,
         want_logits: bool,
     ) -> Buffer | None:
-        """Record ``rows`` tokens: ids[rows] in, f32 logits[vocab] of the last row out, if wanted."""
+        """Record ``rows`` tokens that end at position ``length``: ids[rows] in, the last row's f32 logits[vocab] out.
+
+        ``reach`` is where the sequence may come to: buffers that depend on the length are made for that in a decode
+        step, so that they stay the same from token to token.  Without ``want_logits`` the result is None.
+        """
         c, ops, heads, w = self.config, self._ops, self._heads, self._weights
         qkv_width = (c.n_heads + 2 * c.n_kv_heads) * c.head_dim
         x = scope.acquire(4 * rows * c.hidden_size, "x")
@@ -69,6 +75,9 @@ class Llama:
         qkv = scope.acquire(4 * rows * qkv_width, "qkv")
         attended = scope.acquire(4 * rows * c.n_heads * c.head_dim, "attended")
         hidden = scope.acquire(4 * rows * c.ffn_size, "hidden")
+        partial_bytes, normal_bytes = ops.partials_bytes(heads, rows, reach if rows == 1 else length)
+        partials = scope.acquire(partial_bytes, "attention partials")
+        normals = scope.acquire(normal_bytes, "attention normals")
 
         def norm(source: Buffer, weight: str, *, last: bool = False) -> None:
             ops.rms_norm(
@@ -81,7 +90,7 @@ class Llama:
             norm(x, f"{layer}.attn_norm")
             ops.matmul(rec, step, y, w.matrix(f"{layer}.qkv"), qkv, rows=rows)
             ops.rope_append(rec, step, self._turns, qkv, k, v, heads, rows)
-            ops.attention(rec, step, qkv, k, v, attended, heads, rows)
+            ops.attention(rec, step, qkv, k, v, partials, normals, attended, heads, rows=rows, length=length)
             ops.matmul(rec, step, attended, w.matrix(f"{layer}.attn_output"), x, rows=rows, mode="residual")
             norm(x, f"{layer}.ffn_norm")
             ops.matmul(rec, step, y, w.matrix(f"{layer}.gate_up"), hidden, rows=rows, mode="swiglu")

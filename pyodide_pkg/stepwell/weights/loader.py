@@ -20,7 +20,7 @@ from stepwell.weights.gguf import GgufFile, TensorInfo
 BATCH_BYTES = 32 << 20
 # of the layout in kernels/wgsl/formats.wgsl, per block of 32 weights
 _WORD_BYTES = {"F32": 128, "F16": 64, "Q8_0": 32, "Q4_0": 16, "Q4_1": 16}
-_SCALED = ("Q8_0", "Q4_0", "Q4_1")
+_SCALE_BYTES = {"F32": 0, "F16": 0, "Q8_0": 8, "Q4_0": 8, "Q4_1": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ class _Loader:
         words = self._pool.acquire(blocks * _WORD_BYTES[kind], Role.WEIGHTS, name)
         scales = None
         try:
-            if kind in _SCALED:
-                scales = self._pool.acquire(4 * blocks, Role.WEIGHTS, f"{name} scales")
+            if _SCALE_BYTES[kind]:
+                scales = self._pool.acquire(blocks * _SCALE_BYTES[kind], Role.WEIGHTS, f"{name} scales")
         except BaseException:
             self._pool.release(words)
             raise

@@ -1,12 +1,13 @@
 // x[row] = row ids[row] of the embedding matrix. One thread per block of 32 values.
 {% import "formats.wgsl" as formats %}
 {% include "step.wgsl" %}
-{% set block = formats.block_words(format) | int %}
+{% set vectors = formats.vectors(format) | int %}
+{% set quantised = formats.quantised(format) %}
 @group(0) @binding(1) var<storage, read> ids: array<u32>;
 @group(0) @binding(2) var<storage, read_write> x: array<vec4f>;
 @group(0) @binding(3) var<storage, read> words: array<vec4u>;
-{% if formats.has_scales(format) %}
-@group(0) @binding(4) var<storage, read> scales: array<u32>;
+{% if quantised %}
+@group(0) @binding(4) var<storage, read> scales: array<vec2f>;
 {% endif %}
 
 const WIDTH = {{ width }}u;
@@ -17,24 +18,19 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
   let block = id.x;
   if (block >= WIDTH / 32u) { return; }
   let token = min(ids[id.y], VOCAB - 1u);
-  var w: array<vec4u, {{ block }}>;
-  for (var i = 0u; i < {{ block }}u; i++) { w[i] = words[(block * {{ block }}u + i) * VOCAB + token]; }
-{% if formats.has_scales(format) %}
-  let scale = unpack2x16float(scales[block * VOCAB + token]);
+{% for i in range(vectors) %}
+  let q{{ i }} = words[(block * {{ vectors }}u + {{ i }}u) * VOCAB + token];
+{% endfor %}
+{% if quantised %}
+  let scale = scales[block * VOCAB + token];
 {% endif %}
   let at = id.y * (WIDTH / 4u) + block * 8u;
-{% for part in range(8) %}
-  {
-    let q = {{ formats.elements(format, "w", part) }};
-{% if format == "Q4_1" %}
-    x[at + {{ part }}u] = q * scale.x + scale.y;
-{% elif format == "Q4_0" %}
-    x[at + {{ part }}u] = (q - 8.0) * scale.x;
-{% elif format == "Q8_0" %}
-    x[at + {{ part }}u] = q * scale.x;
+{% for j in range(8) %}
+  let e{{ j }} = vec4f({% for c in range(4) %}{{ formats.element(format, "q", 4 * j + c) }}{{ ", " if not loop.last }}{% endfor %});
+{% if quantised %}
+  x[at + {{ j }}u] = e{{ j }} * {{ formats.factors(format, j) }} * scale.x + scale.y;
 {% else %}
-    x[at + {{ part }}u] = q;
+  x[at + {{ j }}u] = e{{ j }};
 {% endif %}
-  }
 {% endfor %}
 }

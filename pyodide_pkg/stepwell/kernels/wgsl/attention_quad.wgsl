@@ -1,0 +1,87 @@
+// Partial attention of one chunk of positions, for CPU adapters with subgroups of four: one lane set per (chunk, kv head,
+// row), and the GROUP query heads of a kv head share every load of K and V.
+//
+// Per row, chunk and head: partial = sum of exp(score - max) * v, and (max, sum of exp(score - max)). Online softmax over
+// four positions at a time. `attention_merge` puts the chunks together.
+enable subgroups;
+{% include "step.wgsl" %}
+{% set d4 = head_dim // 4 %}
+{% set parts = head_dim // 16 %}
+{% set group_size = heads // kv_heads %}
+@group(0) @binding(1) var<storage, read> qkv: array<vec4f>;                // [row][(heads + 2 kv_heads) * head_dim]
+@group(0) @binding(2) var<storage, read> k_cache: array<vec4f>;            // [position][kv_heads * head_dim]
+@group(0) @binding(3) var<storage, read> v_cache: array<vec4f>;
+@group(0) @binding(4) var<storage, read_write> partials: array<vec4f>;     // [row][chunk][heads][head_dim]
+@group(0) @binding(5) var<storage, read_write> normals: array<vec2f>;      // [row][chunk][heads]: maximum, sum
+
+const ROW = {{ (heads + 2 * kv_heads) * d4 }}u;
+const KV = {{ kv_heads * d4 }}u;
+const CHUNK = {{ chunk }}u;
+
+@compute @workgroup_size(4)
+fn main(@builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: vec3u, @builtin(local_invocation_index) lane: u32) {
+  let kv_head = group.y;
+  let row = group.z;
+  let length = step.position + row + 1u;  // causal: a row sees itself and what is before it
+  let begin = group.x * CHUNK;
+  let end = min(begin + CHUNK, length);
+{% for g in range(group_size) %}
+{% for i in range(parts) %}
+  let q{{ g }}_{{ i }} = qkv[row * ROW + (kv_head * {{ group_size }}u + {{ g }}u) * {{ d4 }}u + {{ 4 * i }}u + lane] * {{ head_dim ** -0.5 }};
+  var value{{ g }}_{{ i }} = vec4f(0.0);
+{% endfor %}
+  var highest{{ g }} = -1e30;
+  var sum{{ g }} = 0.0;
+{% endfor %}
+  for (var p = begin; p < end; p += 4u) {
+    // scores: each lane takes one position
+    let k_at = min(p + lane, length - 1u) * KV + kv_head * {{ d4 }}u;
+{% for g in range(group_size) %}
+    var score{{ g }} = vec4f(0.0);
+{% endfor %}
+{% for j in range(d4) %}
+    {
+      let k = k_cache[k_at + {{ j }}u];
+{% for g in range(group_size) %}
+      score{{ g }} += k * subgroupBroadcast(q{{ g }}_{{ j // 4 }}, {{ j % 4 }}u);
+{% endfor %}
+    }
+{% endfor %}
+{% for g in range(group_size) %}
+    let s{{ g }} = select(-1e30, dot(score{{ g }}, vec4f(1.0)), p + lane < end);
+    let top{{ g }} = max(highest{{ g }}, subgroupMax(s{{ g }}));
+    let old{{ g }} = exp(highest{{ g }} - top{{ g }});
+    let weight{{ g }} = exp(s{{ g }} - top{{ g }});
+    sum{{ g }} = sum{{ g }} * old{{ g }} + weight{{ g }};
+    highest{{ g }} = top{{ g }};
+{% for i in range(parts) %}
+    value{{ g }}_{{ i }} *= old{{ g }};
+{% endfor %}
+{% endfor %}
+    // values: each lane takes every fourth vector of the head
+{% for m in range(4) %}
+    {
+      let v_at = min(p + {{ m }}u, length - 1u) * KV + kv_head * {{ d4 }}u + lane;
+{% for g in range(group_size) %}
+      let w{{ g }} = subgroupBroadcast(weight{{ g }}, {{ m }}u);
+{% endfor %}
+{% for i in range(parts) %}
+      let v{{ i }} = v_cache[v_at + {{ 4 * i }}u];
+{% for g in range(group_size) %}
+      value{{ g }}_{{ i }} += w{{ g }} * v{{ i }};
+{% endfor %}
+{% endfor %}
+    }
+{% endfor %}
+  }
+{% for g in range(group_size) %}
+  {
+    let at = (row * groups.x + group.x) * {{ heads }}u + kv_head * {{ group_size }}u + {{ g }}u;
+    let all = subgroupAdd(sum{{ g }});
+    if (lane == 0u) { normals[at] = vec2f(highest{{ g }}, all); }
+{% for i in range(parts) %}
+    partials[at * {{ d4 }}u + {{ 4 * i }}u + lane] = value{{ g }}_{{ i }};
+{% endfor %}
+  }
+{% endfor %}
+}

@@ -1,0 +1,143 @@
+"""SmolLM2-135M-Instruct, real weights, against float64 logits: every KV mode, every policy.
+
+Logits are f32 sums of up to 1,536 products through 30 layers; the reference is float64.  The bound of 0.02 is the
+issue's; the largest difference is printed (``-rP`` shows it) and stands in the README.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from harness.site import Site
+from stepwell.decode.kv_cache import KV_MODES
+from stepwell.memory.policies import POLICIES
+from tests.browser.conftest import Lab
+
+pytestmark = pytest.mark.browser
+LOGIT_TOLERANCE = 0.02
+DATA = json.loads((__import__("pathlib").Path(__file__).parents[1] / "data" / "smollm2-oracle.json").read_text("utf-8"))
+PROMPTS: dict[str, Any] = DATA["prompts"]
+MODES = {"free_run": {"ignore_eos": True}, "natural": {}, "ban_eog": {"ban_eos": True}}
+
+OPEN = """
+import json, sys
+from js import makeTokenizer
+from stepwell.frontend import Frontend
+
+async def main(args):
+    sys.lab_messages = []
+    sys.lab_frontend = Frontend(lambda text: sys.lab_messages.append(json.loads(text)), "{}", makeTokenizer)
+    await sys.lab_frontend.open()
+    await sys.lab_frontend.load_url(json.dumps({"name": "smollm2", "url": args["url"]}))
+    return [m for m in sys.lab_messages if m["type"] in ("model", "error")]
+"""
+RUN = """
+import json, sys
+
+async def main(args):
+    sys.lab_messages.clear()
+    await sys.lab_frontend.run(json.dumps(args))
+    return next(m for m in sys.lab_messages if m["type"] in ("done", "error"))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(lab: Lab, site: Site, server_url: str) -> Iterator[Lab]:
+    entry = site.model("smollm2")
+    assert entry is not None, "the demo model is part of the set-up: make setup fetches it"
+    assert entry["sha256"] == DATA["sha256"]
+    (message,) = lab.run(OPEN, url=f"{server_url.rstrip('/')}/{entry['file']}")
+    assert message["type"] == "model", message
+    assert message["model"]["tensor_types"] == {"F32": 61, "Q4_1": 210, "Q8_0": 1}
+    yield lab
+    lab.run("import sys\nasync def main(args):\n    sys.lab_frontend.close()")
+
+
+def run(model: Lab, prompt: str, **request: Any) -> dict[str, Any]:
+    message = model.run(RUN, prompt=PROMPTS[prompt]["prompt"], raw=True, **request)
+    assert message["type"] == "done", message
+    record: dict[str, Any] = message["record"]
+    return record
+
+
+def check(record: dict[str, Any], prompt: str, mode: str) -> float:
+    """The record's ids equal the oracle's; returns the largest difference of a stored logit."""
+    expected = PROMPTS[prompt][mode]
+    assert record["prompt_ids"] == PROMPTS[prompt]["prompt_ids"]
+    assert record["token_ids"] == expected["ids"]
+    worst = 0.0
+    for token, stored in zip(record["tokens"], expected["top5_logits"], strict=True):
+        measured = dict(map(tuple, token["top_logits"]))
+        worst = max(worst, *(abs(measured[index] - logit) for index, logit in stored))
+    assert worst <= LOGIT_TOLERANCE
+    return worst
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_ids_and_logits(model: Lab, prompt: str, mode: str) -> None:
+    """Each prompt and mode, KV modes in turn; logits of every step read back."""
+    kv = "static" if prompt == "france" else "grow"
+    record = run(model, prompt, tokens=64, kv=kv, policy="adaptive", top_logits=8, **MODES[mode])
+    worst = check(record, prompt, mode)
+    natural_end = mode == "natural" and prompt == "france"
+    assert record["finish_reason"] == ("stop" if natural_end else "length")
+    print(f"{prompt} {mode} {kv}: largest logit difference {worst:.2e}")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kv", KV_MODES)
+def test_same_ids_under_every_policy(model: Lab, kv: str, policy: str) -> None:
+    """64 ids chosen on the GPU, under each policy and KV mode; what the pool did is what the policy says."""
+    record = run(model, "france", tokens=64, kv=kv, policy=policy, ban_eos=True)
+    assert record["prompt_ids"] == PROMPTS["france"]["prompt_ids"]
+    assert record["token_ids"] == PROMPTS["france"]["ban_eog"]["ids"]
+    tokens = record["tokens"]
+    assert {token["launches"] for token in tokens[1:]} == {274}
+    assert {token["passes"] for token in tokens[1:]} == {1}
+    created = [token["buffers_created"] for token in tokens[3:]]
+    classes = [token["kv_class_bytes"] for token in tokens]
+    if policy == "adaptive":
+        crossing = {i for i in range(1, 64) if classes[i] != classes[i - 1]} if kv == "grow" else set()
+        assert {count for i, count in enumerate(created, 3) if not crossing & {i, i - 1, i - 2}} == {0}
+    if policy == "bucket":
+        # 768 B x 38..100 positions: classes of 32, 64 and 128 KiB keep 50 of the 60 tensors
+        steady = [count for i, count in enumerate(created, 3) if len(set(classes[i - 2 : i + 1])) == 1]
+        assert set(steady) == ({10} if kv == "grow" else {0})
+    if policy == "disabled":
+        assert min(created) >= (60 if kv == "grow" else 6)
+
+
+def test_logits_under_every_policy(model: Lab) -> None:
+    """The first 12 steps' stored logits under each policy, in both KV modes."""
+    worst = 0.0
+    for policy in POLICIES:
+        for kv in KV_MODES:
+            record = run(model, "story", tokens=6, kv=kv, policy=policy, top_logits=8)
+            expected = PROMPTS["story"]["natural"]
+            assert record["token_ids"] == expected["ids"][:6]
+            for token, stored in zip(record["tokens"], expected["top5_logits"], strict=False):
+                measured = dict(map(tuple, token["top_logits"]))
+                worst = max(worst, *(abs(measured[index] - logit) for index, logit in stored))
+    assert worst <= LOGIT_TOLERANCE
+    print(f"largest logit difference over policies and KV modes {worst:.2e}")
+
+
+def test_sampling_is_seeded(model: Lab) -> None:
+    options = {"tokens": 8, "temperature": 0.9, "top_k": 40, "top_p": 0.95, "kv": "static"}
+    first = run(model, "story", seed=1, **options)
+    again = run(model, "story", seed=1, **options)
+    other = run(model, "story", seed=2, **options)
+    assert first["token_ids"] == again["token_ids"]
+    assert first["token_ids"] != other["token_ids"]
+
+
+def test_stop_string_and_chat_template(model: Lab) -> None:
+    """The question alone, through the chat template, gives the oracle's prompt; a stop string cuts the text exactly."""
+    message = model.run(RUN, prompt="What is the capital of France?", tokens=64, stop=["is Par"])
+    record = message["record"]
+    assert record["prompt_ids"] == PROMPTS["france"]["prompt_ids"]
+    assert record["text"] == "The capital of France "
+    assert record["finish_reason"] == "stop_string"
