@@ -23,7 +23,7 @@ from harness.run import PageRunner
 from harness.scenario import Kv, Scenario, read_prompt
 from harness.server import SiteServer
 from harness.setup import ensure_browser
-from harness.site import Site, build_site
+from harness.site import Site, build_site, load_site
 
 app = typer.Typer(
     add_completion=False,
@@ -41,6 +41,12 @@ BrowserOption = Annotated[
 ]
 HeadedOption = Annotated[bool, typer.Option("--headed", help="Show the browser's window.")]
 TimeoutOption = Annotated[float, typer.Option(min=1, help="Seconds that the boot, and then each run, may take.")]
+BuiltOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--site", help="Serve this folder, built before by [bold]site[/], as it is; else bring dist/ up to date."
+    ),
+]
 WithModel = Annotated[bool, typer.Option("--model/--no-model", help="Bundle the demo model (93 MB, fetched once).")]
 
 
@@ -128,6 +134,7 @@ def run(
     browser: BrowserOption = None,
     headed: HeadedOption = False,
     timeout: TimeoutOption = 600.0,
+    built: BuiltOption = None,
 ) -> None:
     """Run one prompt through the real page in a browser, stream the answer, and write a record of every token.
 
@@ -151,7 +158,7 @@ def run(
         stop=tuple(stop or ()),
         top_logits=top_logits,
     )
-    with open_page(profile, flag or [], browser, headed, timeout, scenario) as (runner, status):
+    with open_page(profile, flag or [], browser, headed, timeout, built, scenario) as (runner, status):
         record = runner.run(scenario, Printer(status), lambda text: status.update(escape(text)))
     print_runs([record])
     if json:
@@ -170,6 +177,7 @@ def run_demo(
     browser: BrowserOption = None,
     headed: HeadedOption = False,
     timeout: TimeoutOption = 600.0,
+    built: BuiltOption = None,
 ) -> None:
     """Ask the demo model a question with three KV caches; print a table of every run and write an HTML report."""
     wanted = demo.scenarios(tokens)
@@ -178,7 +186,7 @@ def run_demo(
         console.print(f"\n[bold]{scenario.kv}, {scenario.policy}[/]  {escape(scenario.prompt)}", highlight=False)
         return Printer(status)
 
-    with open_page(profile, flag or [], browser, headed, timeout, *wanted) as (runner, status):
+    with open_page(profile, flag or [], browser, headed, timeout, built, *wanted) as (runner, status):
         found = demo.run_all(runner, wanted, follow, lambda text: status.update(escape(text)))
     print_runs(found)
     for path in demo.save(found, out):
@@ -206,18 +214,25 @@ class Printer:
 
 @contextmanager
 def open_page(
-    profile: Profile, flags: list[str], browser: str | None, headed: bool, timeout_s: float, *wanted: Scenario
+    profile: Profile,
+    flags: list[str],
+    browser: str | None,
+    headed: bool,
+    timeout_s: float,
+    built: Path | None,
+    *wanted: Scenario,
 ) -> Iterator[tuple[PageRunner, Status]]:
-    """The page of the up-to-date site in a browser, and the spinner that says what it is doing."""
-    built = build_with_progress(with_model=any(scenario.file is None for scenario in wanted))
+    """The page of ``built``, else of the up-to-date dist/, in a browser; and the spinner that says what it is doing."""
+    with_model = any(scenario.file is None for scenario in wanted)
+    site = load_site(built) if built else build_with_progress(with_model=with_model)
     for scenario in wanted:
-        if scenario.file is None and built.model(scenario.model) is None:
-            known = ", ".join(entry["id"] for entry in built.manifest["models"]) or "none"
+        if scenario.file is None and site.model(scenario.model) is None:
+            known = ", ".join(entry["id"] for entry in site.manifest["models"]) or "none"
             raise SetupError(
                 f"the site has no model {scenario.model!r} (it has: {known}). Give the path of a .gguf file."
             )
     with (
-        SiteServer(built.root) as server,
+        SiteServer(site.root) as server,
         open_browser(profile, flags, choice=browser, headed=headed) as (started, arguments),
         console.status("starting the page") as status,
         PageRunner(started, server.url, profile, arguments, timeout_s=timeout_s) as runner,

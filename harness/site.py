@@ -61,6 +61,31 @@ def build_site(
         return _build(dist, web, cache, with_model, report)
 
 
+def load_site(root: Path) -> Site:
+    """The site that an earlier build left in ``root``, taken as it is; SetupError when it is none or not whole.
+
+    Sizes are compared with the manifest, digests are not: a copy that broke off is noticed, at no cost.
+    """
+    try:
+        manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
+        wanted = {name: entry["bytes"] for name, entry in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SetupError(
+            f"{root} is no built site ({MANIFEST}: {error}). `python -m harness site` builds one."
+        ) from error
+    wrong = [name for name, size in wanted.items() if not _has_size(root / name, size)]
+    if wrong:
+        raise SetupError(
+            f"{root}: {len(wrong)} of {len(wanted)} files are missing or cut short ({', '.join(wrong[:3])}). "
+            "Build or copy the site again."
+        )
+    return Site(root, manifest)
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
 def _build(dist: Path, web: Path, cache: Path, with_model: bool, report: Report) -> Site:
     kept = _copy_tree(web, dist)
     kept |= _add_npm(dist, cache / "npm", report)

@@ -32,7 +32,7 @@ def test_run_offers_what_it_must() -> None:
     scenario = (
         "model prompt prompt-file raw tokens policy kv ban-eos ignore-eos seed temperature top-k top-p context stop"
     )
-    harness = "top-logits profile flag browser headed timeout json"
+    harness = "top-logits profile flag browser headed timeout json site"
     for option in f"{scenario} {harness}".split():
         assert f"--{option}" in shown
 
@@ -81,6 +81,26 @@ def test_errors_become_exit_codes(
     monkeypatch.setattr(cli, "open_page", fail)
     assert exit_code(monkeypatch, "run", "--prompt", "x") == code
     assert str(error) in capsys.readouterr().err
+
+
+def test_a_built_site_is_served_without_building(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "manifest.json").write_text('{"files": {}, "models": []}')
+    monkeypatch.setattr(cli, "build_site", lambda **_: pytest.fail("a site was built"))
+    served: list[Path] = []
+
+    class Server:
+        def __init__(self, root: Path) -> None:
+            served.append(root)
+            raise SetupError("enough")
+
+    monkeypatch.setattr(cli, "SiteServer", Server)
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF")
+    arguments = ["run", "--prompt", "x", "--site", str(tmp_path)]
+    assert exit_code(monkeypatch, *arguments, "--model", str(model)) == 2
+    assert served == [tmp_path]
+    assert exit_code(monkeypatch, *arguments) == 2  # it has no smollm2
+    assert served == [tmp_path]
 
 
 class FakePage:

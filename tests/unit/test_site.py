@@ -300,3 +300,19 @@ def test_without_the_model_the_site_still_builds(offline: dict[str, Path], monke
 def test_outside_a_checkout(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="checkout"):
         site.build_site(tmp_path / "dist", web=tmp_path / "web", cache=tmp_path / "cache")
+
+
+def test_a_built_site_is_loaded_as_it_is(offline: dict[str, Path]) -> None:
+    built = build(offline)
+    assert site.load_site(built.root) == built
+    (built.root / "panels" / "a.js").write_bytes(b"cut")
+    with pytest.raises(SetupError, match=r"1 of \d+ files .*panels/a\.js"):
+        site.load_site(built.root)
+
+
+@pytest.mark.parametrize("manifest", [None, "{", "[]", "{}", '{"files": {"a.js": 1}}'])
+def test_a_folder_that_is_no_site_is_refused(manifest: str | None, tmp_path: Path) -> None:
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_text(manifest)
+    with pytest.raises(SetupError, match=r"no built site.*harness site"):
+        site.load_site(tmp_path)
