@@ -413,6 +413,8 @@ async def check_program_structure(open_device: OpenDevice) -> None:
         [Op.BEGIN_PASS, Op.END_PASS],
         [Op.DISPATCH, data, data, 1, 1, 1, Op.SUBMIT],
         [Op.CLEAR, data, 0, 4],
+        [Op.CLEAR, data, 0],  # cut off
+        [Op.WRITE, data, 0, 2, 7],
     ):
         await raises(UsageError, device, lambda program=program: device.submit(array("I", program)))
     device.write_buffer(data, 0, words(6))

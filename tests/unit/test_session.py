@@ -312,8 +312,11 @@ def test_a_failed_step_commits_nothing(model_path: Path, kv: str) -> None:
         rig.device.fail_next_create = OutOfMemory
         with pytest.raises(OutOfMemory):
             await tokens(session, 1, 1)
-        # the error came with the read, after the submit: the step is lost, not the books
+        assert session.length == length  # the error came with the read, after the submit: nothing was committed
         rig.pool.flush()
+        assert rig.pool.report().in_use_bytes == in_use
+        # and the sequence goes on from where it was
+        assert [event.position for event in await tokens(session, 1, 2)] == [length + 1, length + 2]
         session.close()
         rig.pool.flush()
         assert rig.pool.report().in_use_bytes < in_use

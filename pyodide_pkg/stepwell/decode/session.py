@@ -196,18 +196,18 @@ class DecodeSession:
             if self._launcher.kernels.missing(step.variants):
                 await self._launcher.prepare(step)
             self._launcher.submit(step)
+            submitted = now_ms()
+            if last:
+                data = await self._launcher.read(self._staging, nbytes)
+            else:
+                data = b""
+                await self._launcher.device.wait()  # one prefill step at a time: cancel stays quick
         except BaseException:
             scope.release()
             self._cache.abandon()
             raise
         scope.release()
         self._cache.commit()
-        submitted = now_ms()
-        data = b""
-        if last:
-            data = await self._launcher.read(self._staging, nbytes)
-        else:
-            await self._launcher.device.wait()  # one prefill step at a time: cancel stays quick
         return submitted - start, now_ms() - submitted, data
 
     def _record(

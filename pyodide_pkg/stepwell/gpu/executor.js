@@ -149,7 +149,8 @@
       const outside = (what) => {
         if (pass) throw failed("UsageError", `${what} inside an open compute pass`);
       };
-      for (let i = 0; i < count;) {
+      let i = 0;
+      while (i < count) {
         switch (w[i]) {
           case DISPATCH: {
             if (!pass) throw failed("UsageError", "DISPATCH outside a compute pass");
@@ -175,6 +176,7 @@
             break;
           case WRITE: {
             const words = w[i + 3];
+            if (i + 4 + words > count) throw failed("UsageError", "the program is cut off in a WRITE");
             device.queue.writeBuffer(this.get("buffers", w[i + 1]), w[i + 2], w, i + 4, words);
             i += 4 + words;
             break;
@@ -201,6 +203,7 @@
             throw failed("UsageError", `word ${i} of the program is ${w[i]}, which is no opcode`);
         }
       }
+      if (i > count) throw failed("UsageError", "the program is cut off in its last instruction");
       if (encoder) throw failed("UsageError", "the program ends with work that it did not submit");
     }
 
