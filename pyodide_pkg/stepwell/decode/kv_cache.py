@@ -32,8 +32,8 @@ class KVCache(Protocol):
     def close(self) -> None: ...
 
 
-class _Tensors:
-    """What both modes share: the geometry, and acquiring a full set of K and V or nothing."""
+class Tensors:
+    """What the modes share: the geometry, acquiring a full set of K and V or nothing, and carrying the past over."""
 
     def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
         self._pool = pool
@@ -50,17 +50,24 @@ class _Tensors:
                 f"{self._capacity:,}. Ask for fewer tokens or a larger context."
             )
 
-    def _acquire(self, positions: int) -> list[Pair]:
+    def _acquire(self, positions: int, first_site: int = 0) -> list[Pair]:
         held: list[Buffer] = []
         try:
-            for site in range(2 * self._layers):
-                label = f"{'kv'[site % 2]}.{site // 2}"
-                held.append(self._pool.acquire(positions * self._width_bytes, Role.KV, label, site))
+            for i in range(2 * self._layers):
+                label = f"{'kv'[i % 2]}.{i // 2}"
+                held.append(self._pool.acquire(positions * self._width_bytes, Role.KV, label, first_site + i))
         except BaseException:
             for buffer in reversed(held):
                 self._pool.release(buffer)
             raise
         return list(zip(held[::2], held[1::2], strict=True))
+
+    def _carry(self, rec: Recorder, past: list[Pair], present: list[Pair]) -> None:
+        """Copy the filled positions into the larger tensors."""
+        nbytes = self.length * self._width_bytes
+        for pairs in zip(past, present, strict=False):  # there is no past in the first step
+            for source, target in zip(*pairs, strict=True):
+                rec.copy(source, 0, target, 0, nbytes)
 
     def _release(self, pairs: list[Pair]) -> None:
         # in reverse: with LIFO free lists each site gets its own buffer back
@@ -69,7 +76,7 @@ class _Tensors:
             self._pool.release(k)
 
 
-class GrowKV(_Tensors):
+class GrowKV(Tensors):
     """A new, larger present tensor per K and V at every step; the past is copied into it, then released.
 
     What runtimes do whose graphs return ``present`` outputs, and the pattern that the pool exists for.
@@ -88,10 +95,7 @@ class GrowKV(_Tensors):
         self._check_room(rows)
         self._present = self._acquire(self.length + rows)
         self._rows = rows
-        nbytes = self.length * self._width_bytes
-        for past, present in zip(self._past, self._present, strict=False):  # there is no past in the first step
-            for source, target in zip(past, present, strict=True):
-                rec.copy(source, 0, target, 0, nbytes)
+        self._carry(rec, self._past, self._present)
         return self._present
 
     def commit(self) -> None:
@@ -109,7 +113,7 @@ class GrowKV(_Tensors):
         self._past = []
 
 
-class StaticKV(_Tensors):
+class StaticKV(Tensors):
     """K and V allocated once for the whole context and appended in place."""
 
     def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:

@@ -27,6 +27,7 @@ KERNELS: Mapping[str, str] = {
     "attention_split": "the same for GPUs, and wherever subgroups are missing",
     "attention_merge": "the chunks of attention put together",
     "argmax": "the id of the largest logit that is not banned",
+    "kv_pattern": "writes and reads the buffers of the growing-KV workload, in integers that the host can foretell",
 }
 
 _BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage)\s*(?:,\s*(read_write|read))?\s*>")
