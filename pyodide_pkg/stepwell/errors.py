@@ -8,10 +8,14 @@
     │   ├── OutOfMemory           the GPU has no room for a buffer
     │   ├── ShaderError           WGSL that does not compile (with its lines)
     │   └── UsageError            a call that breaks WebGPU's rules, or a stale or foreign handle
-    ├── PoolError                 a buffer released twice, used after release, or larger than the device allows
+    ├── PoolError                 a request that the pool refuses, or one larger than the device allows
+    │   ├── StaleBuffer           a lease that has ended (released twice, used after release) or is of another pool
+    │   ├── BudgetExceeded        a hard budget of bytes leaves no room
+    │   └── PolicyError           a policy that broke its contract
     ├── ModelError                the file cannot be decoded by this version
     │   ├── BadFile               truncated, corrupt or not a GGUF file
     │   └── Unsupported           well formed, but an architecture, type or tokenizer we do not have
+    ├── BadTrace                  a recorded trace that is truncated, corrupt or of another version
     ├── ContextFull               the prompt or the answer does not fit the context
     └── BadRequest                a request (sampling, policy, KV mode, …) with a value out of range
 
@@ -64,6 +68,23 @@ class PoolError(StepwellError):
     pass
 
 
+class StaleBuffer(PoolError):
+    pass
+
+
+class BudgetExceeded(PoolError):
+    """What was ``requested``, and the bytes of the moment: ``budget``, ``in_use``, ``in_flight``, ``free``."""
+
+    def __init__(self, message: str, *, requested: int, budget: int, in_use: int, in_flight: int, free: int) -> None:
+        super().__init__(message)
+        self.requested, self.budget, self.in_use = requested, budget, in_use
+        self.in_flight, self.free = in_flight, free
+
+
+class PolicyError(PoolError):
+    pass
+
+
 class ModelError(StepwellError):
     pass
 
@@ -73,6 +94,10 @@ class BadFile(ModelError):
 
 
 class Unsupported(ModelError):
+    pass
+
+
+class BadTrace(StepwellError):
     pass
 
 

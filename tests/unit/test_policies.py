@@ -79,7 +79,7 @@ def test_table_row(name: str) -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(BadRequest, match=r"'lru'.*adaptive, bucket, simple, lazy_release, disabled"):
+    with pytest.raises(BadRequest, match=r"'lru'.*adaptive, bucket, simple, exact, pow2, lazy_release, disabled"):
         make_policy("lru")
 
 
@@ -115,7 +115,7 @@ def replay(policy: Policy, steps: Sequence[Step]) -> Iterator[object]:
         elif op == "release" and live:
             buffer_id, asked, size = live.pop(site % len(live))
             free[buffer_id] = size
-            given_up = policy.release(buffer_id, asked, size)
+            given_up = policy.release(buffer_id, asked, size, False)
         elif op != "release":
             given_up = getattr(policy, op)()
         for buffer_id in given_up:
@@ -140,7 +140,7 @@ def test_disabled_and_lazy_release_never_reuse() -> None:
     for name, at_release, at_flush in (("disabled", [7], []), ("lazy_release", [], [7])):
         policy = make_policy(name)
         assert policy.size_class(request(17)) == 32
-        assert list(policy.release(7, request(17), 32)) == at_release
+        assert list(policy.release(7, request(17), 32, False)) == at_release
         assert policy.acquire(request(17), 32) is None
         assert list(policy.flush()) == at_flush
         assert policy.acquire(request(17), 32) is None
@@ -150,7 +150,7 @@ def test_disabled_and_lazy_release_never_reuse() -> None:
 def test_simple_reuses_exact_sizes_after_the_flush() -> None:
     policy = make_policy("simple")
     for buffer_id in (1, 2):
-        assert list(policy.release(buffer_id, request(32), 32)) == []
+        assert list(policy.release(buffer_id, request(32), 32, False)) == []
     assert policy.acquire(request(32), 32) is None
     assert list(policy.flush()) == []
     assert policy.acquire(request(48), 48) is None
@@ -195,7 +195,7 @@ def test_ort_classes(nbytes: int, size: int) -> None:
 def test_bucket_matches_its_class_exactly_last_in_first_out() -> None:
     policy = Bucket()
     for buffer_id in (1, 2, 3):
-        policy.release(buffer_id, request(16 * MIB), 16 * MIB)
+        policy.release(buffer_id, request(16 * MIB), 16 * MIB, False)
     assert policy.acquire(request(12 * MIB), 12 * MIB) is None, "a larger free buffer does not serve"
     assert [policy.acquire(request(16 * MIB), 16 * MIB) for _ in range(4)] == [3, 2, 1, None]
 
@@ -204,7 +204,7 @@ def test_bucket_era_b_keeps_at_release_and_retries_at_flush() -> None:
     """Room at the release: kept and reusable at once.  No room: parked, and tested again at the flush in order."""
     policy = Bucket({256: 2})
     for buffer_id in (1, 2, 3, 4):
-        assert list(policy.release(buffer_id, request(256), 256)) == []
+        assert list(policy.release(buffer_id, request(256), 256, False)) == []
     assert policy.acquire(request(256), 256) == 2
     assert list(policy.flush()) == [4], "3 was parked first and gets the room that 2 left"
     assert [policy.acquire(request(256), 256) for _ in range(3)] == [3, 1, None]
@@ -213,7 +213,7 @@ def test_bucket_era_b_keeps_at_release_and_retries_at_flush() -> None:
 def test_bucket_never_keeps_what_is_above_the_table() -> None:
     policy = Bucket()
     size = policy.size_class(request(200 * MIB))
-    assert list(policy.release(1, request(200 * MIB), size)) == []
+    assert list(policy.release(1, request(200 * MIB), size, False)) == []
     assert policy.acquire(request(200 * MIB), size) is None
     assert list(policy.flush()) == [1]
 
@@ -223,7 +223,7 @@ def test_bucket_with_the_callers_table() -> None:
     assert run.steps(32)[2:] == [0] * 30, "10 kept for 6 tensors of up to 4,096 B"
     assert run.steps(64)[2:] == [2] * 62, "4 kept for 6 tensors of up to 8,192 B"
     for bad in ({0: 1}, {6: 1}, {64: -1}):
-        with pytest.raises(BadRequest, match="bucket limits"):
+        with pytest.raises(BadRequest, match="limit table"):
             Bucket(bad)
 
 
@@ -365,7 +365,7 @@ def window_of(marks: Sequence[int], window: int) -> list[int]:
                 free.remove(found)
             held.append(found)
         for buffer_id in held:
-            assert list(policy.release(buffer_id, asked, 4096)) == []
+            assert list(policy.release(buffer_id, asked, 4096, False)) == []
             free.append(buffer_id)
         for buffer_id in policy.begin_run():
             free.remove(buffer_id)
@@ -387,7 +387,7 @@ def test_adaptive_counts_late_releases_in_their_own_window() -> None:
         assert policy.acquire(asked, 4096) is None
     policy.begin_run()
     for buffer_id in range(4):
-        policy.release(buffer_id, asked, 4096)
+        policy.release(buffer_id, asked, 4096, False)
     assert [policy.acquire(asked, 4096) for _ in range(4)] == [3, 2, 1, 0]
     assert list(policy.begin_run()) == []
 
@@ -397,6 +397,6 @@ def test_adaptive_gives_up_the_least_recently_used() -> None:
     asked = request(4096)
     policy.acquire(asked, 4096)
     for buffer_id in (1, 2, 3):
-        policy.release(buffer_id, asked, 4096)
+        policy.release(buffer_id, asked, 4096, False)
     assert list(policy.begin_run()) == [1, 2]
     assert policy.acquire(asked, 4096) == 3

@@ -159,6 +159,8 @@ def test_reuse_before_the_flush_follows_the_policy() -> None:
         "adaptive": (True, True),
         "bucket": (True, True),
         "simple": (False, True),
+        "exact": (True, True),
+        "pow2": (True, True),
         "lazy_release": (False, False),
         "disabled": (False, False),
     }

@@ -54,6 +54,7 @@ class BufferPool:
         self._leases: dict[int, tuple[Buffer, Request, Policy]] = {}
         self._released: set[int] = set()  # since the last flush: recorded work may use them
         self._condemned: list[int] = []  # to destroy at the flush
+        self._recording = False  # something was acquired since the last flush
         self._closed = False
 
     def acquire(self, nbytes: int, role: Role, label: str = "", site: int = 0) -> Buffer:
@@ -70,6 +71,7 @@ class BufferPool:
         else:
             self.ledger.note_reused(size, role, self._last_role(buffer_id, size))
         self._owned[buffer_id] = (size, role)
+        self._recording = True
         buffer = Buffer(buffer_id, size, nbytes, role, label, site)
         self._leases[buffer_id] = (buffer, request, policy)
         self.ledger.note_acquired(size, nbytes, role)
@@ -82,7 +84,7 @@ class BufferPool:
         self._released.add(buffer.id)
         self.ledger.note_released(buffer.size, buffer.requested, buffer.role)
         if policy is self._policy_of[buffer.role]:
-            self._retire(policy.release(buffer.id, request, buffer.size))
+            self._retire(policy.release(buffer.id, request, buffer.size, self._recording))
         else:
             self._retire((buffer.id,))  # leased under a policy that was replaced
 
@@ -99,6 +101,7 @@ class BufferPool:
     def flush(self) -> None:
         """Nothing recorded is unsubmitted any more: carry out what waited for that."""
         self._released.clear()
+        self._recording = False
         condemned, self._condemned = self._condemned, []
         self._retire(condemned)
         for policy in self._policies():

@@ -1,4 +1,4 @@
-"""The pool policies by name.  A policy is one file here and one line in ``POLICIES``; the page lists this table."""
+"""The pool policies by name.  A policy is one file here and one row of ``POLICIES``; page and command line list it."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -6,33 +6,57 @@ from typing import NamedTuple
 from stepwell.errors import BadRequest
 from stepwell.memory.policies.adaptive import Adaptive
 from stepwell.memory.policies.base import Policy
-from stepwell.memory.policies.bucket import Bucket
+from stepwell.memory.policies.bucket import ERAS, ORT_LIMITS, Bucket
 from stepwell.memory.policies.disabled import Disabled
+from stepwell.memory.policies.exact import CAP, LARGEST_BYTES, Exact
 from stepwell.memory.policies.lazy_release import LazyRelease
+from stepwell.memory.policies.options import Option, OptionKind, OptionValue, parse_options
+from stepwell.memory.policies.pow2 import Pow2
 from stepwell.memory.policies.simple import Simple
 
 
 class PolicyEntry(NamedTuple):
-    factory: Callable[[], Policy]
+    """``factory`` takes the ``options`` as keyword arguments."""
+
+    factory: Callable[..., Policy]
     summary: str
+    options: tuple[Option, ...] = ()
 
 
 POLICIES: Mapping[str, PolicyEntry] = {
     "adaptive": PolicyEntry(
-        Adaptive, "keeps what the last runs needed; equal tensors outgrow their size class one by one"
+        Adaptive,
+        "keeps what the last runs needed; equal tensors outgrow their size class one by one",
+        (Option("window", OptionKind.INT, 8, "runs for which a high-water mark is remembered", 1, 256),),
     ),
-    "bucket": PolicyEntry(Bucket, "ONNX Runtime's default: 26 sizes, each keeps a fixed number of free buffers"),
+    "bucket": PolicyEntry(
+        Bucket,
+        "ONNX Runtime's default: 26 sizes, each keeps a fixed number of free buffers",
+        (
+            Option("era", OptionKind.CHOICE, "B", "when a released buffer can serve again", choices=ERAS),
+            Option("limits", OptionKind.LIMITS, ORT_LIMITS, "size classes and how many free buffers each keeps"),
+        ),
+    ),
     "simple": PolicyEntry(
         Simple, "ONNX Runtime's simple: exact sizes, never given up; grows without bound with the context"
     ),
+    "exact": PolicyEntry(
+        Exact,
+        "exact sizes, a fixed number of free buffers per size, as in jax-js",
+        (
+            Option("cap", OptionKind.INT, CAP, "free buffers kept per size", 0, 1 << 20),
+            Option("largest_bytes", OptionKind.INT, LARGEST_BYTES, "larger buffers are never kept", 0, 1 << 40),
+        ),
+    ),
+    "pow2": PolicyEntry(Pow2, "powers of two, never given up, as ONNX Runtime's DirectML allocator"),
     "lazy_release": PolicyEntry(LazyRelease, "no reuse; released buffers are destroyed together after the submit"),
     "disabled": PolicyEntry(Disabled, "no reuse; every request creates a buffer"),
 }
 
 
-def make_policy(name: str) -> Policy:
-    """A new policy object; BadRequest if there is none of that name."""
+def make_policy(name: str, **options: OptionValue) -> Policy:
+    """A new policy object; BadRequest if there is none of that name, or for an option it lacks or out of range."""
     entry = POLICIES.get(name)
     if entry is None:
         raise BadRequest(f"policy {name!r}: there is none of that name. Choose one of {', '.join(POLICIES)}.")
-    return entry.factory()
+    return entry.factory(**parse_options(name, entry.options, options))

@@ -66,7 +66,7 @@ class Adaptive:
             found.for_kv = False
         return found.free.pop() if found.free else None
 
-    def release(self, buffer_id: int, request: Request, size: int) -> Sequence[int]:
+    def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:
         found = self._class(size)
         found.outstanding -= 1
         found.free.append(buffer_id)
@@ -94,12 +94,24 @@ class Adaptive:
         self._kv_demand = False
         return destroyed
 
+    def reclaim(self, nbytes: int) -> Sequence[int]:
+        given_up: list[int] = []
+        for size, found in sorted(self._classes.items(), reverse=True):
+            while found.free and nbytes > 0:
+                given_up.append(found.free.pop(0))
+                nbytes -= size
+        return given_up
+
     def drain(self) -> Sequence[int]:
         kept: list[int] = []
         for found in self._classes.values():
             kept += found.free
             found.free.clear()
         return kept
+
+    def target(self, size: int) -> int | None:
+        found = self._classes.get(size)
+        return max(found.marks, default=0) if found is not None else 0
 
     def _class(self, size: int) -> _SizeClass:
         found = self._classes.get(size)

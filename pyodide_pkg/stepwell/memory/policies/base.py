@@ -2,7 +2,8 @@
 
 A policy knows no device, clock, randomness or file: the same requests get the same decisions, so a policy can be
 replayed and tested without a GPU.  It may hand a released buffer out again before the flush (the GPU runs commands in
-order, so reuse by commands is safe); when a buffer may be *destroyed* is the pool's business.
+order, so reuse by commands is safe); when a buffer may be *destroyed*, written from the CPU or used by another
+recording is the pool's business.
 """
 
 from collections.abc import Sequence
@@ -20,19 +21,26 @@ class Request(NamedTuple):
 
 
 class Policy(Protocol):
-    """Decides the size of a new buffer, which free buffer is reused, and which are given up."""
+    """Decides the size of a new buffer, which free buffer is reused, and which are given up.
+
+    Every id is in one of three places: with the caller (between ``acquire`` and ``release``), kept by the policy, or
+    given up (returned once by one of the methods, and forgotten).
+    """
 
     def size_class(self, request: Request) -> int:
         """Bytes to reserve for the request: at least ``request.nbytes``, a multiple of 4."""
 
     def acquire(self, request: Request, size: int) -> int | None:
-        """The id of a free buffer of ``size`` bytes, or None: the pool creates one.
+        """The id of a free buffer of ``size`` bytes or more, or None: the pool creates one of ``size``.
 
         ``size`` is what ``size_class`` said, or less where the device's limit is lower.
         """
 
-    def release(self, buffer_id: int, request: Request, size: int) -> Sequence[int]:
-        """The buffer is free.  Returns ids to destroy (the pool waits for the flush if they may be in flight)."""
+    def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:
+        """The buffer, of ``size`` bytes, is free.  Returns ids to destroy (the pool waits until that is safe).
+
+        ``recorded``: work was recorded since the last flush, and may use the buffer.
+        """
 
     def flush(self) -> Sequence[int]:
         """Everything recorded was submitted.  Returns ids to destroy."""
@@ -40,8 +48,14 @@ class Policy(Protocol):
     def begin_run(self) -> Sequence[int]:
         """A run (one decode step) begins.  Returns ids to destroy."""
 
+    def reclaim(self, nbytes: int) -> Sequence[int]:
+        """Memory is short: ids to destroy, the cheapest to lose first, until they are ``nbytes`` or none is left."""
+
     def drain(self) -> Sequence[int]:
-        """Forgets every buffer it keeps and returns their ids."""
+        """Forgets every buffer it keeps and returns their ids.  What it has learned of demand may stay."""
+
+    def target(self, size: int) -> int | None:
+        """How many free buffers of the class it would keep now; None: no limit."""
 
 
 def round_up(nbytes: int, multiple: int) -> int:

@@ -1,8 +1,14 @@
-"""``bucket``: ONNX Runtime's storage-buffer pool as of June 2026 (onnxruntime-web 1.26 to 1.29), the baseline.
+"""``bucket``: ONNX Runtime's storage-buffer pool, the baseline.
 
 A request is rounded up to one of 26 sizes and served only by a free buffer of exactly that size, the latest released
-first.  Each size keeps a fixed number of free buffers.  A release beyond it waits for the flush, and is destroyed there
-if there is still no room.  Requests above the largest size are exact (multiples of 16) and never kept.
+first.  Each size keeps a fixed number of free buffers.  Requests above the largest size are exact (multiples of 16) and
+never kept.  When a released buffer can serve again differs by era:
+
+* ``A`` (until mid 2025): every release waits for the flush; there it is kept if there is room, else destroyed.
+* ``B`` (onnxruntime-web 1.26 to 1.29): kept at once if there is room, else it waits for the flush and is tested again.
+* ``C`` (September 2026): while recorded work is unsubmitted it waits for the flush; otherwise it is kept, or destroyed,
+  at once.
+
 Source: core/providers/webgpu/buffer_manager.cc; microsoft/onnxruntime issue 32017 shows what the limits cost.
 """
 
@@ -11,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from stepwell.errors import BadRequest
 from stepwell.memory.policies.base import Request, round_up
+from stepwell.memory.policies.options import parse_limits
 
 ORT_LIMITS: Mapping[int, int] = {
     64: 250,
@@ -43,17 +50,18 @@ ORT_LIMITS: Mapping[int, int] = {
 """Bytes of a size class → the number of free buffers it keeps."""
 
 
+ERAS = ("A", "B", "C")
+
+
 class Bucket:
     """``limits`` replaces ONNX Runtime's table: class bytes (multiples of 4) → free buffers kept."""
 
-    def __init__(self, limits: Mapping[int, int] = ORT_LIMITS) -> None:
-        for size, limit in limits.items():
-            if size <= 0 or size % 4 or limit < 0:
-                raise BadRequest(
-                    f"bucket limits: {size:,} B keeps {limit}; need a multiple of 4 B and a count of 0 or more."
-                )
-        self._limits = dict(limits)
-        self._classes = sorted(limits)
+    def __init__(self, limits: Mapping[int, int] = ORT_LIMITS, era: str = "B") -> None:
+        if era not in ERAS:
+            raise BadRequest(f"bucket: era {era!r}; it must be one of {', '.join(ERAS)}.")
+        self._limits = dict(parse_limits(limits))
+        self._era = era
+        self._classes = sorted(self._limits)
         self._free: dict[int, list[int]] = {size: [] for size in self._classes}
         self._pending: list[tuple[int, int]] = []
 
@@ -65,9 +73,13 @@ class Bucket:
         free = self._free.get(size)
         return free.pop() if free else None
 
-    def release(self, buffer_id: int, request: Request, size: int) -> Sequence[int]:
-        if not self._keep(buffer_id, size):
-            self._pending.append((size, buffer_id))
+    def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:
+        waits = self._era == "A" or (self._era == "C" and recorded)
+        if not waits and self._keep(buffer_id, size):
+            return ()
+        if self._era == "C" and not recorded:
+            return (buffer_id,)
+        self._pending.append((size, buffer_id))
         return ()
 
     def flush(self) -> Sequence[int]:
@@ -78,6 +90,16 @@ class Bucket:
     def begin_run(self) -> Sequence[int]:
         return ()
 
+    def reclaim(self, nbytes: int) -> Sequence[int]:
+        given_up: list[int] = []
+        for size in reversed(self._classes):
+            free = self._free[size]
+            count = min(len(free), max(0, -(-nbytes // size)))
+            given_up += free[:count]
+            del free[:count]
+            nbytes -= count * size
+        return given_up
+
     def drain(self) -> Sequence[int]:
         kept = [buffer_id for free in self._free.values() for buffer_id in free]
         kept += [buffer_id for _, buffer_id in self._pending]
@@ -85,6 +107,9 @@ class Bucket:
             free.clear()
         self._pending.clear()
         return kept
+
+    def target(self, size: int) -> int | None:
+        return self._limits.get(size, 0)
 
     def _keep(self, buffer_id: int, size: int) -> bool:
         free = self._free.get(size)

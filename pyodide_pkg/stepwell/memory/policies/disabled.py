@@ -12,7 +12,7 @@ class Disabled:
     def acquire(self, request: Request, size: int) -> int | None:
         return None
 
-    def release(self, buffer_id: int, request: Request, size: int) -> Sequence[int]:
+    def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:
         return (buffer_id,)
 
     def flush(self) -> Sequence[int]:
@@ -21,5 +21,11 @@ class Disabled:
     def begin_run(self) -> Sequence[int]:
         return ()
 
+    def reclaim(self, nbytes: int) -> Sequence[int]:
+        return ()
+
     def drain(self) -> Sequence[int]:
         return ()
+
+    def target(self, size: int) -> int | None:
+        return 0

@@ -15,7 +15,7 @@ class LazyRelease:
     def acquire(self, request: Request, size: int) -> int | None:
         return None
 
-    def release(self, buffer_id: int, request: Request, size: int) -> Sequence[int]:
+    def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:
         self._pending.append(buffer_id)
         return ()
 
@@ -25,6 +25,12 @@ class LazyRelease:
     def begin_run(self) -> Sequence[int]:
         return ()
 
+    def reclaim(self, nbytes: int) -> Sequence[int]:
+        return self.drain()
+
     def drain(self) -> Sequence[int]:
         pending, self._pending = self._pending, []
         return pending
+
+    def target(self, size: int) -> int | None:
+        return 0

@@ -5,39 +5,42 @@ A buffer waits for the flush before its next lease, so queue writes to it cannot
 uniforms use this policy.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from stepwell.memory.policies.base import Request, round_up
+from stepwell.memory.policies.free_lists import FreeLists
 
 
 class Simple:
     def __init__(self) -> None:
-        self._free: defaultdict[int, list[int]] = defaultdict(list)
+        self._free = FreeLists()
         self._pending: list[tuple[int, int]] = []
 
     def size_class(self, request: Request) -> int:
         return round_up(request.nbytes, 16)
 
     def acquire(self, request: Request, size: int) -> int | None:
-        free = self._free.get(size)
-        return free.pop() if free else None
+        return self._free.pop(size)
 
-    def release(self, buffer_id: int, request: Request, size: int) -> Sequence[int]:
+    def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:
         self._pending.append((size, buffer_id))
         return ()
 
     def flush(self) -> Sequence[int]:
         for size, buffer_id in self._pending:
-            self._free[size].append(buffer_id)
+            self._free.push(size, buffer_id)
         self._pending.clear()
         return ()
 
     def begin_run(self) -> Sequence[int]:
         return ()
 
+    def reclaim(self, nbytes: int) -> Sequence[int]:
+        return self._free.reclaim(nbytes)
+
     def drain(self) -> Sequence[int]:
         self.flush()
-        kept = [buffer_id for free in self._free.values() for buffer_id in free]
-        self._free.clear()
-        return kept
+        return self._free.drain()
+
+    def target(self, size: int) -> int | None:
+        return None
