@@ -1,0 +1,48 @@
+"""The growing-KV workload on the real device: buffers really created, results really read, the counts of the table."""
+
+import pytest
+
+from tests.browser.conftest import Lab
+
+pytestmark = pytest.mark.browser
+
+SOURCE = """
+from stepwell.decode.kv_pattern import KVPattern
+from stepwell.gpu import open_device
+from stepwell.launch.launcher import Launcher
+from stepwell.memory.pool import BufferPool
+
+async def main(args):
+    device = await open_device()
+    launcher = Launcher(device, BufferPool(device, args["policy"]))
+    runs = []
+    for start in args["starts"]:
+        pattern = KVPattern(args["workload"], launcher, kv=args["kv"], start=start, tokens=args["tokens"])
+        await pattern.prepare()
+        events = [event async for event in pattern.run()]
+        pattern.close()
+        launcher.bind_groups.clear()
+        launcher.pool.trim()
+        launcher.pool.flush()
+        runs.append({
+            "positions": [event.position for event in events],
+            "created": [event.counters.buffers_created for event in events],
+            "classes": sorted({event.counters.kv_class_bytes for event in events}),
+            "ids": [event.id for event in events],
+            "ms": [event.timing.ms for event in events],
+        })
+    left = launcher.pool.report().reserved_bytes
+    launcher.close()
+    launcher.pool.close()
+    device.close()
+    return {"runs": runs, "left": left}
+"""
+STARTS = [2000, 2100, 4200, 6200]
+
+
+def test_bucket_creates_what_issue_32017_counts(lab: Lab) -> None:
+    result = lab.run(SOURCE, workload="kv64", kv="grow", policy="bucket", starts=STARTS, tokens=4)
+    print(result)
+    assert [run["created"][2:] for run in result["runs"]] == [[n, n] for n in (44, 54, 54, 54)]
+    assert [run["classes"] for run in result["runs"]] == [[n << 20] for n in (4, 8, 12, 16)]
+    assert result["left"] == 0
