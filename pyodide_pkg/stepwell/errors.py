@@ -16,7 +16,6 @@
     │   ├── BadFile               truncated, corrupt or not a GGUF file
     │   └── Unsupported           well formed, but an architecture, type or tokenizer we do not have
     ├── BadTrace                  a recorded trace that is truncated, corrupt or of another version
-    ├── BadTrace                  a pool trace that is truncated, corrupt, or releases what was not acquired
     ├── ContextFull               the prompt or the answer does not fit the context
     └── BadRequest                a request (sampling, policy, KV mode, …) with a value out of range
 
@@ -95,10 +94,6 @@ class BadFile(ModelError):
 
 
 class Unsupported(ModelError):
-    pass
-
-
-class BadTrace(StepwellError):
     pass
 
 
