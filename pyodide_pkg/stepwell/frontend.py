@@ -5,25 +5,26 @@ any other exception is a bug and propagates to the caller.
 """
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from stepwell import __version__
 from stepwell.decode.kv_cache import KV_MODES
-from stepwell.decode.sampling import Sampling
+from stepwell.decode.kv_pattern import FIRST_POSITIONS, WORKLOADS, KVPattern
 from stepwell.decode.session import DecodeSession, Generation, TokenEvent
 from stepwell.decode.timing import now_ms
 from stepwell.errors import BadFile, BadRequest, StepwellError, Unsupported
 from stepwell.gpu import open_device
 from stepwell.gpu.device import ByteSource, Device
 from stepwell.launch.launcher import Launcher
-from stepwell.memory.policies import POLICIES
+from stepwell.memory.policies import POLICIES, make_policy
 from stepwell.memory.pool import BufferPool
 from stepwell.models import ARCHITECTURES
 from stepwell.models.llama import Llama
 from stepwell.record import RunRecord
+from stepwell.request import Request
 from stepwell.text.backends import js_backend
 from stepwell.text.chat import render_chat
 from stepwell.text.detokenizer import Detokenizer, StopMatcher
@@ -31,56 +32,6 @@ from stepwell.text.tokenizer import Tokenizer
 from stepwell.weights.gguf import GgufFile, read_gguf
 
 _PROGRESS_MS = 50  # between two progress messages
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A ``run`` message's request, with the defaults of the document."""
-
-    prompt: str
-    raw: bool = False
-    tokens: int = 64
-    policy: str = "adaptive"
-    kv: str = "static"
-    context: int | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    ban_eos: bool = False
-    ignore_eos: bool = False
-    stop: tuple[str, ...] = ()
-    top_logits: int = 0
-
-    @classmethod
-    def from_json(cls, text: str) -> "Request":
-        """Null means the default.  Raises BadRequest for unknown fields and values of the wrong type."""
-        given = {name: value for name, value in json.loads(text).items() if value is not None}
-        types = {name: field.type for name, field in cls.__dataclass_fields__.items()}
-        for name, value in given.items():
-            if name not in types:
-                raise BadRequest(f"the request has a field {name!r}; there are {', '.join(types)}.")
-            given[name] = _typed(name, value, types[name])
-        if "prompt" not in given:
-            raise BadRequest("the request has no prompt: write something.")
-        return cls(**given)
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_k, self.top_p, self.seed)
-
-
-def _typed(name: str, value: Any, kind: Any) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind == tuple[str, ...]:
-        if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            return tuple(value)
-        raise BadRequest(f"{name} is {value!r}; it must be a list of texts.")
-    expected = int if kind == int | None else kind
-    if type(value) is not expected:
-        raise BadRequest(f"{name} is {value!r}; it must be of type {expected.__name__}.")
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +72,14 @@ def _check_vocabulary(tokenizer: Tokenizer, file: GgufFile) -> None:
         )
 
 
+def _start_afresh(pool: BufferPool, request: Request) -> None:
+    """Every run starts from the same state: the policy asked for, nothing free, peaks measured from here."""
+    pool.set_policy(make_policy(request.policy, **request.policy_options))
+    pool.flush()
+    pool.trim()
+    pool.ledger.reset_peaks()
+
+
 class Frontend:
     """One device, at most one loaded model, one run at a time.
 
@@ -141,7 +100,7 @@ class Frontend:
         self._opener = opener
         self._launcher: Launcher | None = None
         self._model: LoadedModel | None = None
-        self._session: DecodeSession | None = None
+        self._running: DecodeSession | KVPattern | None = None
         self._phase = "device"
         self._last_progress = 0.0
 
@@ -186,6 +145,7 @@ class Frontend:
                 environment=self._environment(),
                 policies=[{"name": name, "summary": entry.summary} for name, entry in POLICIES.items()],
                 kv_modes=[{"name": name, "summary": summary} for name, (_, summary) in KV_MODES.items()],
+                workloads=[{"name": name, "summary": workload.summary} for name, workload in WORKLOADS.items()],
                 boot_ms=self._host.get("boot_ms"),
                 limits=dict(device.info.limits),
             )
@@ -219,8 +179,8 @@ class Frontend:
 
     def cancel(self) -> None:
         """End the run under way after its current step; without one, nothing happens."""
-        if self._session is not None:
-            self._session.cancel()
+        if self._running is not None:
+            self._running.cancel()
 
     def close(self) -> None:
         """Give back the model, the pool and the device."""
@@ -246,7 +206,7 @@ class Frontend:
 
     async def _load(self, described: Mapping[str, Any], source: ByteSource) -> None:
         launcher = self._opened()
-        if self._session is not None:
+        if self._running is not None:
             raise BadRequest("a run is under way: stop it before loading another model.")
         self._enter("weights", f"Reading {described['name']}")
         self._unload()
@@ -282,12 +242,19 @@ class Frontend:
         )
 
     async def _run(self, request: Request) -> None:
+        if self._running is not None:
+            raise BadRequest("a run is under way: stop it before the next.")
         launcher = self._opened()
+        play = self._decode if request.workload is None else self._grow
+        record = await play(launcher, request)
+        self._emit("done", record=record.as_dict())
+        self._enter("ready", "Ready")
+
+    async def _decode(self, launcher: Launcher, request: Request) -> RunRecord:
+        """Answer the prompt with the loaded model."""
         model = self._model
         if model is None:
             raise BadRequest("no model is loaded: load one first.")
-        if self._session is not None:
-            raise BadRequest("a run is under way: stop it before the next.")
         generation = Generation(
             max_tokens=request.tokens,
             sampling=request.sampling,
@@ -300,31 +267,55 @@ class Frontend:
         prompt_ids = model.tokenizer.encode(self._prompt(model, request))
         limit = model.llama.config.context_length
         context = request.context or min(limit, len(prompt_ids) + request.tokens)
-        pool = launcher.pool
-        pool.set_policy(request.policy)
-        # every run starts from the same state: nothing free, peaks measured from here
-        pool.flush()
-        pool.trim()
-        pool.ledger.reset_peaks()
+        _start_afresh(launcher.pool, request)
         session = DecodeSession(model.llama, launcher, kv=request.kv, context=context)
-        self._session = session
         record = RunRecord(
-            scenario={"model": model.name, "sha256": model.sha256, **asdict(request), "context": context},
+            scenario={"model": model.name, "sha256": model.sha256, **request.as_dict(), "context": context},
             environment=self._environment(),
             prompt_ids=prompt_ids,
         )
-        try:
+        with self._playing(launcher, session):
             self._enter("kernels", "Compiling kernels")
             await session.prepare(generation, len(prompt_ids), self._progress("kernels"))
             await self._answer(session, record, generation, stops, model.tokenizer)
-            record.memory(pool.report())
+            record.memory(launcher.pool.report())
+        return record
+
+    async def _grow(self, launcher: Launcher, request: Request) -> RunRecord:
+        """Run a workload: no model, no prompt."""
+        name = request.workload or ""
+        start = FIRST_POSITIONS if request.start is None else request.start
+        _start_afresh(launcher.pool, request)
+        pattern = KVPattern(name, launcher, kv=request.kv, start=start, tokens=request.tokens)
+        asked = {**request.as_dict(), "start": start, "context": pattern.capacity}
+        record = RunRecord(
+            scenario={"model": name, "sha256": None, **asked},
+            environment=self._environment(),
+            prompt_ids=[],
+        )
+        with self._playing(launcher, pattern):
+            self._enter("kernels", "Compiling kernels")
+            await pattern.prepare(self._progress("kernels"))
+            self._enter("prefill", f"Filling {start:,} positions")
+            async for event in pattern.run():
+                if event.index == 0:
+                    self._enter("decode", "Growing")
+                self._token(record, event, "")
+            record.finish_reason = "cancelled" if pattern.cancelled else "length"
+            record.memory(launcher.pool.report())
+        return record
+
+    @contextmanager
+    def _playing(self, launcher: Launcher, run: DecodeSession | KVPattern) -> Iterator[None]:
+        """``run`` can be cancelled inside, and has given everything back afterwards."""
+        self._running = run
+        try:
+            yield
         finally:
-            self._session = None
-            session.close()
-            launcher.bind_groups.clear()  # of the session's buffers: the next run has others
-            pool.flush()
-        self._emit("done", record=record.as_dict())
-        self._enter("ready", "Ready")
+            self._running = None
+            run.close()
+            launcher.bind_groups.clear()  # of this run's buffers: the next run has others
+            launcher.pool.flush()
 
     async def _answer(
         self,

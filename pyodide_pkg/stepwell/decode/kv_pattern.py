@@ -26,6 +26,7 @@ from stepwell.memory.pool import BufferPool
 from stepwell.memory.scope import Scope
 
 POSITION_BYTES = 2048  # of one K or V tensor: f16, 8 heads of 128
+FIRST_POSITIONS = 2000  # where a run starts unless it is told: just below the first cliff
 INTERMEDIATES = 6  # per layer: 6, 12, 18, 24, 30 and 36 KiB
 _WORDS = POSITION_BYTES // 4
 _ROW_WORDS = 1536  # of the first intermediate: 6 KiB

@@ -1,0 +1,74 @@
+"""The request of a ``run`` message: what to run, with the defaults of docs/architecture.md, checked on arrival."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from stepwell.decode.sampling import Sampling
+from stepwell.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``workload`` (a row of WORKLOADS) needs no model and no prompt: it uses ``start``, ``tokens``, ``kv`` and the
+    policy; everything else is for a model.  ``policy_options`` are checked by the policy's own table."""
+
+    prompt: str = ""
+    raw: bool = False
+    tokens: int = 64
+    policy: str = "adaptive"
+    kv: str = "static"
+    context: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    ban_eos: bool = False
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    top_logits: int = 0
+    workload: str | None = None
+    start: int | None = None
+    policy_options: dict[str, Any] = field(default_factory=dict)
+    budget_mib: int | None = None
+    hard_budget: bool = False
+
+    @classmethod
+    def from_json(cls, text: str) -> "Request":
+        """Null means the default.  Raises BadRequest for unknown fields and values of the wrong type."""
+        given = {name: value for name, value in json.loads(text).items() if value is not None}
+        types = {name: found.type for name, found in cls.__dataclass_fields__.items()}
+        for name, value in given.items():
+            if name not in types:
+                raise BadRequest(f"the request has a field {name!r}; there are {', '.join(types)}.")
+            given[name] = _typed(name, value, types[name])
+        if "prompt" not in given and "workload" not in given:
+            raise BadRequest("the request has no prompt: write something.")
+        request = cls(**given)
+        if request.budget_mib is not None and request.budget_mib < 1:
+            raise BadRequest(f"budget_mib is {request.budget_mib}; it must be 1 MiB or more, or left out.")
+        return request
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_k, self.top_p, self.seed)
+
+    @property
+    def budget_bytes(self) -> int | None:
+        return None if self.budget_mib is None else self.budget_mib << 20
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind == tuple[str, ...]:
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise BadRequest(f"{name} is {value!r}; it must be a list of texts.")
+    expected = {int | None: int, str | None: str, dict[str, Any]: dict}.get(kind, kind)
+    if type(value) is not expected:
+        raise BadRequest(f"{name} is {value!r}; it must be of type {expected.__name__}.")
+    return value
