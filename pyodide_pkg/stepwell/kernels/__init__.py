@@ -50,15 +50,15 @@ def _environment() -> "jinja2.Environment":
 
 
 def render(kernel: str, constants: Mapping[str, object]) -> str:
-    """The WGSL of one variant; a constant that the template wants and does not get raises BadRequest."""
+    """The WGSL of one variant.  BadRequest for a constant that is missing, of the wrong type, or no known choice."""
     import jinja2
 
     if kernel not in KERNELS:
         raise BadRequest(f"no kernel named {kernel!r}; there are {', '.join(KERNELS)}")
     try:
         return _environment().get_template(f"{kernel}.wgsl").render(constants)
-    except jinja2.UndefinedError as error:
-        raise BadRequest(f"kernel {kernel}: {error.message}") from error
+    except (jinja2.UndefinedError, TypeError) as error:
+        raise BadRequest(f"kernel {kernel}: {error}; the constants are {dict(constants)}") from error
 
 
 def bindings_of(wgsl: str) -> tuple[BindingType, ...]:

@@ -6,6 +6,7 @@ Shapes: ``rows`` are the tokens of this step; activations are f32, row-major.  `
 
 from dataclasses import dataclass
 
+from stepwell.errors import BadRequest
 from stepwell.kernels.tuning import Tuning
 from stepwell.launch.recorder import Recorder, Variant
 from stepwell.memory.buffer import Buffer
@@ -23,6 +24,10 @@ class Matrix:
     words: Buffer
     scales: Buffer | None
 
+    def __post_init__(self) -> None:
+        if self.k % 32:
+            raise BadRequest(f"a matrix has rows of {self.k} weights; multiples of 32 are supported.")
+
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         return (self.words,) if self.scales is None else (self.words, self.scales)
@@ -36,6 +41,12 @@ class Heads:
     kv_heads: int
     head_dim: int
     rope_dim: int
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise BadRequest(f"{self.heads} query heads cannot share {self.kv_heads} key/value heads evenly.")
+        if self.head_dim % 4:
+            raise BadRequest(f"head_dim is {self.head_dim}; a multiple of 4 is needed.")
 
     def constants(self) -> tuple[tuple[str, int], ...]:
         return (("heads", self.heads), ("kv_heads", self.kv_heads), ("head_dim", self.head_dim))

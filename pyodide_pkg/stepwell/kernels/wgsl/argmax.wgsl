@@ -9,11 +9,12 @@ var<workgroup> best_index: array<u32, THREADS>;
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(local_invocation_index) thread: u32) {
-  var value = -3.4e38;
-  var index = SIZE;
+  var value = -0x1.fffffep+127;  // the lowest f32
+  var index = SIZE;              // none yet
   for (var i = thread; i < SIZE; i += THREADS) {
     let candidate = logits[i];
-    if (candidate > value{% for id in ban %} && i != {{ id }}u{% endfor %}) {
+    // & and |, not && and ||: compilers of CPU adapters take exponential time over a chain of branches
+    if (((candidate > value) | (index == SIZE)){% for id in ban %} & (i != {{ id }}u){% endfor %}) {
       value = candidate;
       index = i;
     }

@@ -13,6 +13,7 @@ enable subgroups;
 {% set quantised = formats.quantised(format) %}
 {% set outputs = n // 2 if mode == "swiglu" else n %}
 {% set halves = 2 if mode == "swiglu" else 1 %}
+{% set assign = {"plain": "=", "residual": "+=", "swiglu": "="}[mode] %}
 {% set whole = outputs % (4 * per) == 0 %}
 {# arrays of constant size have cheaper bounds checks; with several rows the size is not known #}
 @group(0) @binding(1) var<storage, read> x: array<vec4f{{ ", %d" % (k // 4) if tile == 1 }}>;
@@ -120,7 +121,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) la
 {% if mode == "swiglu" %}
 {% set value = "%s / (1.0 + exp(-%s)) * total%d_1_%d" % (value, value, r, t) %}
 {% endif %}
-    {% if not whole %}if (first + {{ 4 * r }}u < OUTPUTS) { {% endif %}y[to + {{ 4 * r }}u] {{ "+=" if mode == "residual" else "=" }} {{ value }};{{ " }" if not whole }}
+    {% if not whole %}if (first + {{ 4 * r }}u < OUTPUTS) { {% endif %}y[to + {{ 4 * r }}u] {{ assign }} {{ value }};{{ " }" if not whole }}
 {% endfor %}
   }
 {% endfor %}

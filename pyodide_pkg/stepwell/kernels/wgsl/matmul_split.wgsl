@@ -10,6 +10,7 @@
 {% set quantised = formats.quantised(format) %}
 {% set outputs = n // 2 if mode == "swiglu" else n %}
 {% set halves = 2 if mode == "swiglu" else 1 %}
+{% set assign = {"plain": "=", "residual": "+=", "swiglu": "="}[mode] %}
 @group(0) @binding(1) var<storage, read> x: array<vec4f>;
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
 @group(0) @binding(3) var<storage, read> words: array<vec4u>;
@@ -91,7 +92,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
 {% if mode == "swiglu" %}
     y[to] = sum0 / (1.0 + exp(-sum0)) * sum1;
 {% else %}
-    y[to] {{ "+=" if mode == "residual" else "=" }} sum0;
+    y[to] {{ assign }} sum0;
 {% endif %}
   }
 {% endfor %}

@@ -1,0 +1,163 @@
+"""Runs kernels in Chromium: cases of named buffers and recorded operations, many in one call of the lab.
+
+Every buffer has poison (the bits of a NaN) behind its contents, as a buffer of the pool may have, and outputs are all
+poison before the case runs: what a kernel does not write, or writes or reads out of bounds, shows.
+"""
+
+from base64 import b64decode
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stepwell.kernels.tuning import Tuning
+from tests.browser.conftest import Lab, encode
+
+Shape = TypeVar("Shape", bound=Hashable)
+Contents = npt.NDArray[Any]
+
+POISON = 0xFFFFFFFF
+GUARD_BYTES = 256
+
+SOURCE = """
+import asyncio
+from base64 import b64decode, b64encode
+from stepwell import BufferPool, Role, open_device
+from stepwell.errors import StepwellError
+from stepwell.kernels.ops import Heads, Matrix, Ops
+from stepwell.kernels.tuning import Tuning
+from stepwell.launch.launcher import Launcher
+from stepwell.launch.recorder import Launch, Recorder
+
+class Case:
+    def __init__(self, launcher, case):
+        device, pool = launcher.device, launcher.pool
+        rec, ops = Recorder(), Ops(Tuning(**case["tuning"]))
+        names = {"step": pool.acquire(16, Role.UNIFORM)}
+        rec.write(names["step"], 0, case["step"])
+        for name, data in case["buffers"].items():
+            contents = bytes([255]) * data if isinstance(data, int) else b64decode(data)
+            names[name] = pool.acquire(len(contents), Role.WORKSPACE, name)
+            device.write_buffer(names[name].id, 0, contents)
+        for name, (kind, n, k, words, scales) in case["matrices"].items():
+            names[name] = Matrix(kind, n, k, names[words], names.get(scales))
+        for name, geometry in case["heads"].items():
+            names[name] = Heads(*geometry)
+        for operation, args, options in case["calls"]:
+            getattr(ops, operation)(rec, *(names[a] if isinstance(a, str) else a for a in args), **{
+                name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
+        self.outputs, self.total = [], 0
+        for name in case["outputs"]:
+            self.outputs.append((name, self.total, names[name].requested))
+            self.total += names[name].requested
+        self.staging = pool.acquire(self.total, Role.STAGING)
+        for name, start, nbytes in self.outputs:
+            rec.copy(names[name], 0, self.staging, start, nbytes)
+        self.step = rec.finish()
+
+    async def run(self, launcher):
+        launcher.submit(self.step)
+        data = await launcher.read(self.staging, self.total)
+        return {"outputs": {name: b64encode(data[start : start + n]).decode() for name, start, n in self.outputs},
+                "kernels": sorted({c.variant.kernel for c in self.step.commands if isinstance(c, Launch)})}
+
+async def main(args):
+    device = await open_device()
+    launcher = Launcher(device, BufferPool(device, "disabled"))
+    try:
+        cases = [Case(launcher, case) for case in args["cases"]]
+        compiled = await asyncio.gather(*(launcher.prepare(case.step) for case in cases), return_exceptions=True)
+        results = []
+        for case, failure in zip(cases, compiled):
+            try:
+                if failure:
+                    raise failure
+                results.append(await case.run(launcher))
+            except StepwellError as error:
+                results.append({"error": f"{error.code}: {error}"})
+        return results
+    finally:
+        device.close()
+"""
+
+
+def poison(*shape: int, dtype: npt.DTypeLike = np.float32) -> Contents:
+    """The contents of an output before the case: 32-bit words that no kernel writes.  It is read back as ``dtype``."""
+    return np.full(shape, POISON, dtype=np.uint32).view(dtype)
+
+
+def is_poison(contents: Contents) -> npt.NDArray[np.bool_]:
+    return np.equal(np.ascontiguousarray(contents).view(np.uint32), POISON, dtype=np.bool_)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step.  A call is (method of ``Ops``, arguments after the recorder, keyword arguments); strings among the
+    arguments name a buffer, a matrix, heads, or ``step``.
+    """
+
+    tuning: Tuning
+    buffers: Mapping[str, Contents]
+    calls: Sequence[tuple[str, tuple[Any, ...], Mapping[str, Any]]]
+    outputs: tuple[str, ...]  # read back after the step; their contents before are in `buffers`
+    matrices: Mapping[str, tuple[str, int, int, str, str]] = field(default_factory=dict)  # format, n, k, words, scales
+    heads: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)  # heads, kv_heads, head_dim, rope_dim
+    position: int = 0
+    rows: int = 1
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tuning": asdict(self.tuning),
+            "step": (self.position, self.rows, self.position + self.rows, 0),
+            "buffers": {name: _pack(contents) for name, contents in self.buffers.items()},
+            "matrices": self.matrices,
+            "heads": self.heads,
+            "calls": self.calls,
+            "outputs": self.outputs,
+        }
+
+
+class KernelLab:
+    """Runs all cases of a kind together, when the first of them is asked for."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._batches: dict[Any, dict[Any, tuple[Case, dict[str, Any]]]] = {}
+
+    def run(
+        self, build: Callable[[Shape], Case], shapes: Sequence[Shape], shape: Shape
+    ) -> tuple[Case, Mapping[str, Contents]]:
+        """The case that ``build`` makes of ``shape``, and its outputs, with the shapes and types they had before."""
+        case, result = self._batch(build, shapes)[shape]
+        assert "error" not in result, result["error"]
+        return case, {name: _unpack(name, data, case.buffers[name]) for name, data in result["outputs"].items()}
+
+    def launched(self, build: Callable[[Shape], Case], shapes: Sequence[Shape]) -> set[str]:
+        """The kernels that these cases ran."""
+        results = self._batch(build, shapes).values()
+        return {kernel for _, result in results for kernel in result.get("kernels", ())}
+
+    def _batch(self, build: Callable[[Shape], Case], shapes: Sequence[Shape]) -> dict[Any, tuple[Case, dict[str, Any]]]:
+        if build not in self._batches:
+            cases = [build(shape) for shape in shapes]
+            results = self._lab.run(SOURCE, cases=[case.as_json() for case in cases])
+            self._batches[build] = dict(zip(shapes, zip(cases, results, strict=True), strict=True))
+        return self._batches[build]
+
+
+def _pack(contents: Contents) -> str | int:
+    """The bytes of a buffer with the poison behind them: base64, or their number if they are nothing but poison."""
+    data = contents.tobytes()
+    nbytes = -(-len(data) // 4) * 4 + GUARD_BYTES
+    poisoned = bytes([POISON & 0xFF])
+    return nbytes if data == poisoned * len(data) else encode(data.ljust(nbytes, poisoned))
+
+
+def _unpack(name: str, data: str, before: Contents) -> Contents:
+    """The contents of a buffer like ``before``, after a look at the poison behind them."""
+    words = np.frombuffer(b64decode(data), dtype=np.uint32)
+    contents, guard = words[: before.nbytes // 4], words[before.nbytes // 4 :]
+    assert is_poison(guard).all(), f"written behind the end of {name}: words {np.flatnonzero(guard != POISON)}"
+    return contents.view(before.dtype).reshape(before.shape)

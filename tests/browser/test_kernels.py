@@ -1,0 +1,503 @@
+"""Every kernel against its float64 reference, over odd shapes, with the variants of every kind of adapter.
+
+A tolerance bounds what correct f32 arithmetic can be off, from the accuracies that WGSL asks for (its section "Floating
+point accuracy"): +, -, * correctly rounded, division to 2.5 ulps, inverseSqrt to 2, exp(x) to 3 + 2|x|, and sums in any
+order.  An ulp of x is at most 2 U |x|.  n additions are off by at most n U times the sum of the terms' absolute values:
+that scales with the data, and one wrong term of hundreds exceeds it by orders of magnitude.
+"""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from stepwell.gpu.device import DeviceInfo
+from stepwell.kernels import KERNELS
+from stepwell.kernels.ops import Heads, Ops
+from stepwell.kernels.tuning import Tuning, tuning_for
+from stepwell.models.config import LlamaConfig
+from stepwell.models.llama import rope_turns
+from tests.browser.conftest import Lab
+from tests.browser.kernel_lab import Case, Contents, KernelLab, is_poison, poison
+from tests.reference import kernels as reference
+from tests.reference.kernels import Array, U
+
+pytestmark = pytest.mark.browser
+
+
+def adapter(description: str, subgroup_size: int = 0) -> DeviceInfo:
+    return DeviceInfo("", "", description, False, {}, frozenset(), subgroup_size, subgroup_size)
+
+
+TUNINGS = {
+    "quad+subgroups": tuning_for(adapter("SwiftShader", 4)),
+    "quad": tuning_for(adapter("SwiftShader")),
+    "split": tuning_for(adapter("a GPU", 32)),
+}
+FORMATS = ("F32", "F16", "Q4_0", "Q4_1", "Q8_0")
+
+
+@pytest.fixture(scope="module")
+def kernels(lab: Lab) -> KernelLab:
+    return KernelLab(lab)
+
+
+def random_of(shape: object) -> np.random.Generator:
+    return np.random.default_rng(crc32(str(shape).encode()))
+
+
+def f32(values: Array) -> npt.NDArray[np.float32]:
+    return values.astype(np.float32)
+
+
+def assert_within(got: Contents, expected: Array, tolerance: Array) -> None:
+    """Every element is finite and within its own tolerance."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        excess = np.abs(got.astype(np.float64) - expected) / tolerance
+    wrong = ~(excess <= 1) & ~((got == expected) & (tolerance == 0))
+    if wrong.any():
+        worst = np.argwhere(wrong)[0]
+        at = tuple(worst.tolist())
+        pytest.fail(
+            f"{wrong.sum()} of {wrong.size} elements are wrong; the first at {at}: "
+            f"{got[at]} instead of {expected[at]} ± {tolerance[at]:.2g}"
+        )
+
+
+# ---- weights -----------------------------------------------------------------------------------------------------
+
+
+class Repack(NamedTuple):
+    tuning: str
+    format: str
+
+
+REPACKS = [Repack(tuning, kind) for tuning in ("quad", "split") for kind in FORMATS]
+STACK = ((0, 7), (7, 1), (9, 66))  # first row and rows of each tensor; row 8 belongs to none
+ALL_ROWS, COLUMNS = 77, 96
+
+
+def repack_case(shape: Repack) -> Case:
+    random = random_of(shape)
+    tensors = {
+        f"raw{i}": reference.random_blocks(shape.format, rows, COLUMNS, random) for i, (_, rows) in enumerate(STACK)
+    }
+    words, scales = reference.repack(shape.format, reference.random_blocks(shape.format, ALL_ROWS, COLUMNS, random))
+    return Case(
+        TUNINGS[shape.tuning],
+        {**tensors, "words": poison(*words.shape, dtype=np.uint32), "scales": poison(*scales.shape)},
+        [("repack", (f"raw{i}", "w", rows, first), {}) for i, (first, rows) in enumerate(STACK)],
+        ("words", "scales"),
+        {"w": matrix_entry(shape.format, ALL_ROWS, COLUMNS)},
+    )
+
+
+def matrix_entry(kind: str, n: int, k: int) -> tuple[str, int, int, str, str]:
+    return kind, n, k, "words", "scales" if kind.startswith("Q") else ""
+
+
+@pytest.mark.parametrize("shape", REPACKS, ids=str)
+def test_repack(kernels: KernelLab, shape: Repack) -> None:
+    """Exact: bits are moved, and f16 scales have an exact f32, also times 8 or 128."""
+    case, got = kernels.run(repack_case, REPACKS, shape)
+    untouched = np.ones(ALL_ROWS, dtype=bool)
+    for i, (first, rows) in enumerate(STACK):
+        untouched[first : first + rows] = False
+        words, scales = reference.repack(shape.format, case.buffers[f"raw{i}"])
+        np.testing.assert_array_equal(got["words"][:, :, first : first + rows], words)
+        if shape.format.startswith("Q"):
+            np.testing.assert_array_equal(got["scales"][:, first : first + rows], scales)
+    assert is_poison(got["words"][:, :, untouched]).all()
+    assert is_poison(got["scales"][:, untouched] if shape.format.startswith("Q") else got["scales"]).all()
+
+
+def packed(kind: str, raw: reference.Bytes) -> dict[str, Contents]:
+    words, scales = reference.repack(kind, raw)
+    return {"words": words, "scales": scales} if kind.startswith("Q") else {"words": words}
+
+
+class Matmul(NamedTuple):
+    tuning: str
+    format: str
+    rows: int
+    n: int
+    k: int
+    mode: str = "plain"
+
+
+def matmuls(tuning: str) -> list[Matmul]:
+    """Few pipelines, many shapes: rows above one share a pipeline of tiles; each format has its own n and k."""
+    sizes = {"F32": (33, 160), "F16": (50, 32), "Q4_0": (50, 96), "Q4_1": (100, 160), "Q8_0": (33, 32)}
+    shapes = [Matmul(tuning, kind, rows, n, k) for kind, (n, k) in sizes.items() for rows in (1, 3, 5)]
+    shapes += [Matmul(tuning, "Q4_1", rows, 96, 64) for rows in (1, 4)]  # whole workgroups only
+    shapes += [Matmul(tuning, "Q8_0", rows, 1, 544) for rows in (1, 4)]  # more blocks than `split` shares out evenly
+    shapes += [Matmul(tuning, "Q4_0", rows, 33, 32, "residual") for rows in (1, 5)]
+    shapes += [Matmul(tuning, kind, rows, 100, 96, "swiglu") for kind, rows in (("Q4_1", 1), ("Q4_1", 5), ("F16", 3))]
+    return shapes
+
+
+MATMULS = [shape for tuning in TUNINGS for shape in matmuls(tuning)]
+
+
+def matmul_blocks(shape: Matmul) -> reference.Bytes:
+    return reference.random_blocks(shape.format, shape.n, shape.k, random_of(shape))
+
+
+def matmul_tuning(shape: Matmul) -> Tuning:
+    """As shipped for one format; fewer outputs per thread, which compile in a fraction of the time, for the others."""
+    tuning = TUNINGS[shape.tuning]
+    return tuning if shape.format == "Q4_1" else replace(tuning, outputs_per_thread=3, outputs_per_thread_of_tile=2)
+
+
+def matmul_case(shape: Matmul) -> Case:
+    random = random_of(shape)
+    x = f32(random.normal(size=(shape.rows, shape.k)))
+    y = poison(shape.rows, shape.n // 2 if shape.mode == "swiglu" else shape.n)
+    if shape.mode == "residual":
+        y = f32(random.normal(size=y.shape))
+    return Case(
+        matmul_tuning(shape),
+        {"x": x, "y": y, **packed(shape.format, matmul_blocks(shape))},
+        [("matmul", ("step", "x", "w", "y"), {"rows": shape.rows, "mode": shape.mode})],
+        ("y",),
+        {"w": matrix_entry(shape.format, shape.n, shape.k)},
+        rows=shape.rows,
+    )
+
+
+@pytest.mark.parametrize("shape", MATMULS, ids=str)
+def test_matmul(kernels: KernelLab, shape: Matmul) -> None:
+    """Tolerance: k products, k / 32 of them scaled and shifted, added up: (k + 8) roundings of the sum's magnitude.
+
+    residual: one more addition.  swiglu: silu has a slope below 1.1, so the error of the gate goes through it; exp,
+    addition, division and product add (3 + 2|gate|) + 4 ulps.
+    """
+    case, got = kernels.run(matmul_case, MATMULS, shape)
+    x, before = case.buffers["x"].astype(np.float64), case.buffers["y"].astype(np.float64)
+    expected, magnitude = reference.matmul(x, reference.blocks_of(shape.format, matmul_blocks(shape)))
+    tolerance = (shape.k + 8) * U * magnitude
+    if shape.mode == "residual":
+        expected = before + expected
+        tolerance += U * (np.abs(before) + magnitude)
+    elif shape.mode == "swiglu":
+        (gate, up), (gate_error, up_error) = np.split(expected, 2, axis=1), np.split(tolerance, 2, axis=1)
+        expected = reference.silu(gate) * up
+        tolerance = 1.1 * gate_error * np.abs(up) + np.abs(reference.silu(gate)) * up_error
+        tolerance += 2 * U * (7 + 2 * np.abs(gate)) * np.abs(expected)
+    assert_within(got["y"], expected, tolerance)
+
+
+class Embed(NamedTuple):
+    format: str
+    width: int
+
+
+EMBEDS = [Embed(kind, 96) for kind in FORMATS] + [Embed("Q4_1", 1056)]  # 33 blocks: more than a workgroup's threads
+VOCAB = 77
+IDS = np.array([0, VOCAB - 1, 5, 5, 70, VOCAB, 2**32 - 1], dtype=np.uint32)  # the last two are not in the vocabulary
+
+
+def embed_case(shape: Embed) -> Case:
+    raw = reference.random_blocks(shape.format, VOCAB, shape.width, random_of(shape))
+    return Case(
+        TUNINGS["quad"],
+        {"ids": IDS, "x": poison(len(IDS), shape.width), **packed(shape.format, raw)},
+        [("embed", ("step", "ids", "x", "w", len(IDS)), {})],
+        ("x",),
+        {"w": matrix_entry(shape.format, VOCAB, shape.width)},
+        rows=len(IDS),
+    )
+
+
+@pytest.mark.parametrize("shape", EMBEDS, ids=str)
+def test_embed(kernels: KernelLab, shape: Embed) -> None:
+    """Tolerance: none where scale * element + minimum is exact in f32, which is everywhere but for Q4_1's addition.
+
+    An f16 scale (11 bits) times an element counted from zero (8 bits), and -8 or -128 times the scale, fit in 24 bits.
+    An id beyond the vocabulary gives its last row, as nothing else is there to give.
+    """
+    _, got = kernels.run(embed_case, EMBEDS, shape)
+    blocks = reference.blocks_of(
+        shape.format, reference.random_blocks(shape.format, VOCAB, shape.width, random_of(shape))
+    )
+    expected = blocks.weights[np.minimum(IDS, VOCAB - 1)]
+    assert_within(got["x"], expected, np.abs(expected) * (U if shape.format == "Q4_1" else 0))
+
+
+# ---- activations -------------------------------------------------------------------------------------------------
+
+
+class RmsNorm(NamedTuple):
+    tuning: str
+    width: int
+    rows: int
+    last: bool = False
+
+
+RMS_NORMS = [
+    *(RmsNorm(tuning, width, rows) for tuning in TUNINGS for width in (32, 96, 576) for rows in (1, 5)),
+    *(RmsNorm(tuning, 96, rows, last=True) for tuning in TUNINGS for rows in (1, 3)),
+]
+EPS = 1e-5
+ROW_SIZES = (1.0, 1e-20, 1e15, 0.0, 1e-3)  # below sqrt(eps); near the largest whose square has an f32; nothing
+
+
+def rms_norm_case(shape: RmsNorm) -> Case:
+    random = random_of(shape)
+    x = random.normal(size=(shape.rows, shape.width)) * np.array(ROW_SIZES)[: shape.rows, None]
+    weight = random.uniform(-2, 2, size=shape.width)
+    options = {"width": shape.width, "eps": EPS, "rows": shape.rows, "last": shape.last}
+    return Case(
+        TUNINGS[shape.tuning],
+        {"x": f32(x), "weight": f32(weight), "y": poison(1 if shape.last else shape.rows, shape.width)},
+        [("rms_norm", ("step", "x", "weight", "y"), options)],
+        ("y",),
+        rows=shape.rows,
+    )
+
+
+@pytest.mark.parametrize("shape", RMS_NORMS, ids=str)
+def test_rms_norm(kernels: KernelLab, shape: RmsNorm) -> None:
+    """Tolerance: relative; the mean has `width` roundings and a division, of which the root halves the effect; then
+    inverseSqrt (2.5 ulps) and two products.
+    """
+    case, got = kernels.run(rms_norm_case, RMS_NORMS, shape)
+    x, weight = (case.buffers[name].astype(np.float64) for name in ("x", "weight"))
+    expected = reference.rms_norm(x[-1:] if shape.last else x, weight, EPS)
+    assert_within(got["y"], expected, (shape.width / 2 + 10) * U * np.abs(expected))
+
+
+class Rope(NamedTuple):
+    tuning: str
+    heads: tuple[int, int, int, int]  # heads, kv_heads, head_dim, rope_dim
+    position: int
+    rows: int = 1
+
+
+ROPES = [
+    *(Rope("quad", (4, 2, 16, 16), position, rows) for position in (0, 1, 777) for rows in (1, 5)),
+    *(Rope("quad", (2, 1, 16, 16), 8192 - rows, rows) for rows in (1, 5)),
+    Rope("quad", (3, 3, 16, 8), 100, 3),  # half of the head is rotated
+    Rope("quad", (2, 1, 4, 4), 2**17 - 1),
+    Rope("quad", (9, 3, 64, 64), 777, 3),
+    Rope("split", (9, 3, 64, 64), 1023),
+]
+THETA = 10_000.0
+SPARE = 3  # positions of the cache behind the step's
+
+
+def rope_case(shape: Rope) -> Case:
+    heads, kv_heads, head_dim, rope_dim = shape.heads
+    qkv = f32(random_of(shape).normal(size=(shape.rows, heads + 2 * kv_heads, head_dim)))
+    cache = poison(shape.position + shape.rows + SPARE, kv_heads, head_dim)
+    config = LlamaConfig(
+        hidden_size=32, n_layers=1, n_heads=heads, n_kv_heads=kv_heads, head_dim=rope_dim, ffn_size=32, vocab_size=1,
+        context_length=1, rope_theta=THETA, rope_dim=rope_dim, rms_eps=EPS, tied_embeddings=True,
+    )  # fmt: skip
+    turns = np.frombuffer(rope_turns(config), dtype=np.float32)
+    return Case(
+        TUNINGS[shape.tuning],
+        {"turns": turns, "qkv": qkv, "k": cache, "v": cache},
+        [("rope_append", ("step", "turns", "qkv", "k", "v", "geometry", shape.rows), {})],
+        ("qkv", "k", "v"),
+        heads={"geometry": shape.heads},
+        position=shape.position,
+        rows=shape.rows,
+    )
+
+
+@pytest.mark.parametrize("shape", ROPES, ids=str)
+def test_rope_append(kernels: KernelLab, shape: Rope) -> None:
+    """Tolerance: relative to the pair's length.  Each binary digit 1 of the position is one complex product (sqrt(5) U)
+    with a turn rounded to f32 (U); one product more turns the pair; 1 % for second-order terms.
+
+    That is 3e-6 at position 131,071, where an angle rounded to f32 would be off by 4e-3: far positions stay exact.
+    v is copied bit by bit, and nothing else of the caches or of qkv changes.
+    """
+    case, got = kernels.run(rope_case, ROPES, shape)
+    heads, kv_heads, _, rope_dim = shape.heads
+    before = case.buffers["qkv"]
+    queries, keys, values = np.split(before.astype(np.float64), [heads, heads + kv_heads], axis=1)
+    positions = shape.position + np.arange(shape.rows)
+    ones = np.array([int(position).bit_count() for position in positions])[:, None, None]
+
+    def check(rotated: Contents, original: Array) -> None:
+        expected = reference.rope(original, positions, rope_dim, THETA)
+        length = np.hypot(original[..., ::2], original[..., 1::2]).repeat(2, axis=-1)
+        assert_within(rotated, expected, (ones * (5**0.5 + 1) + 5**0.5) * 1.01 * U * length)
+        np.testing.assert_array_equal(rotated[..., rope_dim:], original[..., rope_dim:])
+
+    check(got["qkv"][:, :heads], queries)
+    check(got["k"][positions], keys)
+    np.testing.assert_array_equal(got["v"][positions], values)
+    np.testing.assert_array_equal(got["qkv"][:, heads:], before[:, heads:])
+    for name in ("k", "v"):
+        assert is_poison(np.delete(got[name], positions, axis=0)).all(), f"{name} has changed at other positions"
+
+
+class Attention(NamedTuple):
+    tuning: str
+    heads: tuple[int, int, int]  # heads, kv_heads, head_dim
+    position: int
+    rows: int = 1
+    top: float = 0.0  # the largest score, if it is not to be what it is
+
+
+def attentions(tuning: str) -> list[Attention]:
+    """Lengths around the ends of chunks (32, 64 or 128), and steps of several rows that cross them."""
+    small, model, many, thin = (
+        (4, 2, 16),
+        (9, 3, 64),
+        (8, 1, 96),
+        (3, 3, 24),
+    )  # 24: a head that is not shared out in 16s
+    shapes = [Attention(tuning, small, length - 1) for length in (1, 2, 31, 32, 33, 127, 128, 129, 300)]
+    shapes += [Attention(tuning, small, position, 7) for position in (0, 29, 61, 125)]
+    shapes += [Attention(tuning, heads, length - 1) for heads in (model, many, thin) for length in (1, 129)]
+    shapes += [Attention(tuning, heads, 30, 5) for heads in (model, many, thin)]
+    shapes += [Attention(tuning, heads, position, 3, top=80) for heads in (small, thin) for position in (0, 140)]
+    return shapes
+
+
+ATTENTIONS = [shape for tuning in TUNINGS for shape in attentions(tuning)]
+
+
+def attention_case(shape: Attention) -> Case:
+    heads, kv_heads, head_dim = shape.heads
+    random = random_of(shape)
+    length = shape.position + shape.rows
+    qkv = random.normal(size=(shape.rows, heads + 2 * kv_heads, head_dim))
+    cache = {name: poison(length + SPARE, kv_heads, head_dim).copy() for name in "kv"}
+    for contents in cache.values():
+        contents[:length] = random.normal(size=(length, kv_heads, head_dim))
+    if shape.top:
+        scores = reference.attention(qkv[:, :heads], cache["k"][:length], cache["v"][:length], shape.position).scores
+        qkv *= shape.top / np.abs(scores).max()
+    tuning = TUNINGS[shape.tuning]
+    partials, normals = Ops(tuning).partials_bytes(Heads(*shape.heads, head_dim), shape.rows, length)
+    out = poison(shape.rows, heads, head_dim)
+    arguments = ("step", "qkv", "k", "v", "partials", "normals", "out", "geometry")
+    return Case(
+        tuning,
+        {"qkv": f32(qkv), **cache, "partials": poison(partials // 4), "normals": poison(normals // 4), "out": out},
+        [("attention", arguments, {"rows": shape.rows, "length": length})],
+        ("out", "partials", "normals"),
+        heads={"geometry": (*shape.heads, head_dim)},
+        position=shape.position,
+        rows=shape.rows,
+    )
+
+
+@pytest.mark.parametrize("shape", ATTENTIONS, ids=str)
+def test_attention(kernels: KernelLab, shape: Attention) -> None:
+    """Tolerance: each weight exp(score - maximum) has a relative error, and so has its part of the result.
+
+    Score and maximum: head_dim + 2 roundings of the sum's magnitude each.  exp: 3 + 2 * distance to the maximum, in
+    ulps, and that again for scaling down what was added under a smaller maximum, at most once every fourth position.
+    Sums over the positions: a rounding per position.  What is hidden by causality, or lies behind the step's positions
+    (NaN), has no part at all.
+    """
+    case, got = kernels.run(attention_case, ATTENTIONS, shape)
+    heads, _, head_dim = shape.heads
+    length = shape.position + shape.rows
+    queries = case.buffers["qkv"][:, :heads].astype(np.float64)
+    k, v = (case.buffers[name][:length].astype(np.float64) for name in "kv")
+    exact = reference.attention(queries, k, v, shape.position)
+    assert shape.top == pytest.approx(0.0) or np.abs(exact.scores).max() == pytest.approx(shape.top, rel=1e-3)
+    score_error = (head_dim + 2) * U * exact.magnitude.max(axis=-1, keepdims=True)
+    distance = -np.log(np.where(exact.weights > 0, exact.weights, 1))  # to the maximum or a little more
+    error = 2 * score_error + 2 * U * (6 + 4 * distance + 3 * length / 4) + 2 * U * length
+    spread = np.einsum("rhp,rhp,hpd->rhd", exact.weights, error, np.abs(exact.values))
+    spread += np.abs(exact.out) * np.einsum("rhp,rhp->rh", exact.weights, error)[..., None]
+    assert_within(got["out"], exact.out, spread)
+
+
+class Argmax(NamedTuple):
+    tuning: str
+    size: int
+    data: str
+    ban: tuple[int, ...] = ()
+
+
+ARGMAXES = [
+    *(Argmax(tuning, size, "random") for tuning in ("quad", "split") for size in (1, 33, 49_152)),
+    *(Argmax(tuning, 49_152, "ties") for tuning in ("quad", "split")),
+    *(Argmax(tuning, 33, "ties", (6, 22)) for tuning in ("quad", "split")),
+    Argmax("quad", 33, "equal"),
+    Argmax("quad", 33, "equal", (0, 1)),
+    Argmax("quad", 33, "rising", (30, 31, 32)),
+    *(Argmax("quad", 33, "lowest", tuple(i for i in range(33) if i != only)) for only in (0, 17, 32)),
+]
+
+
+def logits_of(shape: Argmax) -> npt.NDArray[np.float32]:
+    if shape.data == "equal":
+        return np.full(shape.size, -1.5, dtype=np.float32)
+    if shape.data == "rising":
+        return np.arange(shape.size, dtype=np.float32) - 100
+    if shape.data == "lowest":  # the one that is not banned is the lowest number of all
+        return np.where(np.isin(np.arange(shape.size), shape.ban), 1, np.finfo(np.float32).min).astype(np.float32)
+    logits = random_of(shape).normal(size=shape.size).astype(np.float32)
+    if shape.data == "ties":
+        logits[[6, 22, 23, 30, shape.size - 1]] = 9.0  # 6 and 22: of one thread; 23, 30: of others
+    return logits
+
+
+def argmax_case(shape: Argmax) -> Case:
+    return Case(
+        TUNINGS[shape.tuning],
+        {"logits": logits_of(shape), "token": poison(1, dtype=np.uint32)},
+        [("argmax", ("logits", "token"), {"size": shape.size, "ban": shape.ban})],
+        ("token",),
+    )
+
+
+@pytest.mark.parametrize(
+    "shape", ARGMAXES, ids=lambda shape: f"{shape.tuning}-{shape.size}-{shape.data}-{len(shape.ban)}"
+)
+def test_argmax(kernels: KernelLab, shape: Argmax) -> None:
+    """Exact: of equal logits the smallest id, and never a banned one."""
+    _, got = kernels.run(argmax_case, ARGMAXES, shape)
+    assert got["token"].tolist() == [reference.argmax(logits_of(shape), shape.ban)]
+
+
+# ---- the whole table ---------------------------------------------------------------------------------------------
+
+BATCHES: tuple[tuple[Any, Any], ...] = (
+    (repack_case, REPACKS),
+    (matmul_case, MATMULS),
+    (embed_case, EMBEDS),
+    (rms_norm_case, RMS_NORMS),
+    (rope_case, ROPES),
+    (attention_case, ATTENTIONS),
+    (argmax_case, ARGMAXES),
+)
+
+
+TESTED_ELSEWHERE = {"kv_pattern": "test_kv_pattern.py"}  # kernels of a workload, which are tested with it
+
+
+def test_every_kernel_is_tested(kernels: KernelLab) -> None:
+    launched = set().union(*(kernels.launched(build, shapes) for build, shapes in BATCHES))
+    assert sorted([*launched, *TESTED_ELSEWHERE]) == sorted(KERNELS)
+    assert all((Path(__file__).parent / name).exists() for name in TESTED_ELSEWHERE.values())
+
+
+def test_the_browsers_own_tuning_is_tested(lab: Lab) -> None:
+    source = """
+from dataclasses import asdict
+from stepwell import open_device
+from stepwell.kernels.tuning import tuning_for
+
+async def main(args):
+    device = await open_device()
+    try:
+        return asdict(tuning_for(device.info))
+    finally:
+        device.close()
+"""
+    assert lab.run(source) in [asdict(tuning) for tuning in TUNINGS.values()]

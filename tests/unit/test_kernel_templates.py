@@ -1,0 +1,78 @@
+"""The kernel templates on CPython: constants that are missing or make no sense are refused before any GPU sees them."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from stepwell.errors import BadRequest
+from stepwell.gpu.device import BindingType
+from stepwell.kernels import bindings_of, render
+from stepwell.kernels.ops import Heads, Matrix
+from stepwell.memory.buffer import Buffer, Role
+
+MATMUL = {"format": "Q4_1", "k": 64, "n": 24, "mode": "plain", "tile": 1}
+HEADS = {"heads": 4, "kv_heads": 2, "head_dim": 16, "chunk": 64}
+CONSTANTS: Mapping[str, Mapping[str, object]] = {
+    "repack": {"format": "Q8_0", "rows": 8, "columns": 64, "first_row": 0, "all_rows": 8, "threads": 4},
+    "embed": {"format": "F16", "width": 64, "vocab": 100, "threads": 32},
+    "rms_norm": {"width": 64, "eps": 1e-5, "threads": 4, "subgroups": True, "last": False},
+    "matmul_quad": {**MATMUL, "per": 3, "subgroups": True},
+    "matmul_split": {**MATMUL, "wide": 8, "splits": 2},
+    "rope_append": {"heads": 4, "kv_heads": 2, "head_dim": 16, "rope_dim": 16, "threads": 4},
+    "attention_quad": HEADS,
+    "attention_split": HEADS,
+    "attention_merge": {"heads": 4, "head_dim": 16, "chunk": 64, "threads": 4},
+    "argmax": {"size": 33, "ban": (1, 2), "threads": 16},
+}
+
+
+@pytest.mark.parametrize(("kernel", "missing"), [(kernel, name) for kernel in CONSTANTS for name in CONSTANTS[kernel]])
+def test_every_constant_is_needed(kernel: str, missing: str) -> None:
+    assert bindings_of(render(kernel, CONSTANTS[kernel]))
+    with pytest.raises(BadRequest, match=f"kernel {kernel}: '{missing}' is undefined"):
+        render(kernel, {name: value for name, value in CONSTANTS[kernel].items() if name != missing})
+
+
+@pytest.mark.parametrize(
+    ("kernel", "constants"),
+    [
+        ("matmul_quad", {"format": "Q5_K"}),
+        ("matmul_split", {"format": None}),
+        ("repack", {"format": "q4_1"}),
+        ("embed", {"format": 3}),
+        ("matmul_quad", {"mode": "gelu"}),
+        ("matmul_split", {"mode": "Plain"}),
+        ("matmul_split", {"k": "64"}),
+        ("rms_norm", {"width": None}),
+        ("attention_split", {"head_dim": "wide"}),
+        ("argmax", {"ban": 5}),
+    ],
+)
+def test_constants_of_no_meaning(kernel: str, constants: Mapping[str, object]) -> None:
+    with pytest.raises(BadRequest, match=f"kernel {kernel}: "):
+        render(kernel, {**CONSTANTS[kernel], **constants})
+
+
+def test_unknown_kernel() -> None:
+    with pytest.raises(BadRequest, match="no kernel named 'matmul'; there are repack, embed"):
+        render("matmul", {})
+
+
+def test_bindings_are_read_from_the_code() -> None:
+    read, write = BindingType.READ_ONLY_STORAGE, BindingType.STORAGE
+    quantised = render("matmul_quad", CONSTANTS["matmul_quad"])
+    assert bindings_of(quantised) == (BindingType.UNIFORM, read, write, read, read)
+    plain = render("matmul_quad", {**CONSTANTS["matmul_quad"], "format": "F32"})
+    assert bindings_of(plain) == (BindingType.UNIFORM, read, write, read)
+    with pytest.raises(BadRequest, match=r"bindings of group 0 are \[0, 2\]"):
+        bindings_of("@group(0) @binding(0) var<storage> a: f32; @group(0) @binding(2) var<storage> b: f32;")
+
+
+def test_shapes_that_no_kernel_computes() -> None:
+    buffer = Buffer(1, 64, 64, Role.WEIGHTS)
+    with pytest.raises(BadRequest, match="rows of 48 weights; multiples of 32"):
+        Matrix("F32", 4, 48, buffer, None)
+    with pytest.raises(BadRequest, match="head_dim is 6; a multiple of 4"):
+        Heads(4, 2, 6, 6)
+    with pytest.raises(BadRequest, match="3 query heads cannot share 2"):
+        Heads(3, 2, 16, 16)
