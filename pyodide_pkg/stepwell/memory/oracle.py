@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Request
 from stepwell.memory.traces import ACQUIRE, RELEASE, Event
 
@@ -118,7 +119,7 @@ class Clairvoyant:
             future.free.clear()
         return kept
 
-    def target(self, size: int) -> int | None:
+    def target(self, size: int, role: Role) -> int | None:
         return None
 
     def _future(self, size: int) -> _Future:

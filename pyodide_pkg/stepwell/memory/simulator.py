@@ -10,7 +10,7 @@ acquired before the first run are set-up: they count in totals and peaks, and in
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,6 +51,19 @@ class Replay:
     @property
     def misses_over_oracle(self) -> float:
         return self.misses / self.oracle_misses if self.oracle_misses else 1.0
+
+
+def served(events: Iterable[Event]) -> Iterator[Event]:
+    """The events without the leases of roles that have a policy of their own, whichever one is chosen."""
+    others: set[int] = set()
+    for event in events:
+        op, value, request = event
+        if op == ACQUIRE and request.role not in CHOSEN_ROLES:
+            others.add(value)
+        elif op == RELEASE and value in others:
+            others.remove(value)
+        else:
+            yield event
 
 
 class _Pool:
