@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from stepwell.errors import BadRequest
-from stepwell.memory.policies.adaptive import Adaptive
+from stepwell.memory.policies.adaptive import GROWTH, WINDOW, Adaptive
 from stepwell.memory.policies.base import Policy
 from stepwell.memory.policies.bucket import ERAS, ORT_LIMITS, Bucket
 from stepwell.memory.policies.disabled import Disabled
 from stepwell.memory.policies.exact import CAP, LARGEST_BYTES, Exact
+from stepwell.memory.policies.high_water import WIDEST_WINDOW
 from stepwell.memory.policies.lazy_release import LazyRelease
 from stepwell.memory.policies.options import Option, OptionKind, OptionValue, parse_options
 from stepwell.memory.policies.pow2 import Pow2
@@ -27,7 +28,11 @@ POLICIES: Mapping[str, PolicyEntry] = {
     "adaptive": PolicyEntry(
         Adaptive,
         "keeps what the last runs needed; equal tensors outgrow their size class one by one",
-        (Option("window", OptionKind.INT, 8, "runs for which a high-water mark is remembered", 1, 256),),
+        (
+            Option("window", OptionKind.INT, WINDOW, "runs whose high-water mark is remembered", 1, WIDEST_WINDOW),
+            Option("growth", OptionKind.FLOAT, GROWTH, "ratio of neighbouring KV size classes", 1.01, 2),
+            Option("stagger", OptionKind.BOOL, True, "each site has size classes of its own"),
+        ),
     ),
     "bucket": PolicyEntry(
         Bucket,

@@ -1,140 +1,205 @@
 """``adaptive``: keeps what a run needs, as measured: per size class the high-water mark of the last runs.
 
-*How many.*  In each run, from one begin_run to the next, a class counts acquires minus releases; the maximum is its
-high-water mark: the free buffers it needs at the start of such a run to create none.  A class keeps the largest mark
-of the last ``window`` runs and gives up the rest at begin_run.  Releases that come after a run's submit fall into the
-same window.  A class that the KV cache has outgrown is dropped after two runs without demand.
+*How many.*  See ``SizeClass``.  Releases that come after a run's submit fall into the same window as the run.  A class
+that the KV cache has left is dropped after two runs without demand, unless that proved wrong before.
 
-*Which sizes.*  Powers of two up to 512 KiB (at least 256 B); above, a geometric series of ratio 1.25 whose phase
-depends on the site.  Equal tensors of different sites therefore outgrow their class on different tokens, one at a time,
-instead of all creating a new buffer on the same token.
+*Which sizes.*  See ``size_classes``: KV tensors have classes of their own per site, so that a growing cache crosses
+them one tensor at a time; the other roles share finer ones.
+
+*Borrowing.*  A request whose class is empty takes a free buffer of up to 1.25 times its bytes from a class that nothing
+uses, before one is created.
+
+*Under pressure.*  ``reclaim`` gives up what no recent run used, then what is cheapest to create again per byte, older
+before newer (GreedyDual-Size: Cao and Irani 1997; Young 1998, "On-line file caching").
+
+*Growth ahead.*  With the next sizes known, buffers can be made before they are needed: ``plan_growth``, ``adopt``.
 """
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from stepwell.errors import BadRequest
 from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Request, round_up
+from stepwell.memory.policies.high_water import WIDEST_WINDOW, SizeClass, cost_per_byte
+from stepwell.memory.policies.size_classes import PHASES, even_series, phase_of, staggered_series
 
-RATIO = 1.25
-PHASES = 64
-MIB = 1 << 20
-LARGEST_CLASS = 1 << 36
+WINDOW = 8
+GROWTH = 1.25
+BORROW = 1.25
 _KV_PATIENCE_RUNS = 2
 
 
-class _SizeClass:
-    __slots__ = ("for_kv", "free", "marks", "outstanding", "peak")
-
-    def __init__(self, window: int) -> None:
-        self.free: list[int] = []
-        self.outstanding = 0  # acquires minus releases since begin_run; below 0 when older leases come back
-        self.peak = 0
-        self.marks: deque[int] = deque(maxlen=window)
-        self.for_kv = True  # nothing but KV has used it
-
-
 class Adaptive:
-    """``window``: for how many runs a high-water mark is remembered."""
+    """``window``: runs for which a high-water mark is remembered.  ``growth``: the ratio of KV's classes.
 
-    def __init__(self, window: int = 8) -> None:
-        if window < 1:
-            raise BadRequest(f"adaptive: a window of {window} runs; it must be 1 or more.")
+    ``stagger``: whether each site has classes of its own.
+    """
+
+    def __init__(self, window: int = WINDOW, growth: float = GROWTH, stagger: bool = True) -> None:
+        if not 1 <= window <= WIDEST_WINDOW:
+            raise BadRequest(f"adaptive: a window of {window} runs; it must be 1 to {WIDEST_WINDOW}.")
+        if not 1.01 <= growth <= 2:
+            raise BadRequest(f"adaptive: a growth of {growth}; it must be 1.01 to 2.")
         self._window = window
-        self._series: dict[int, list[int]] = {}
-        self._classes: dict[int, _SizeClass] = {}
-        self._kv_demand = False
+        self._growth = growth
+        self._kv_series: list[list[int] | None] = [None] * PHASES
+        self._stagger = stagger
+        self._even = even_series()
+        self._kv: dict[int, SizeClass] = {}
+        self._other: dict[int, SizeClass] = {}
+        self._borrowed: dict[int, SizeClass] = {}  # id → the class that asked for it
+        self._run = 0
+        self._kv_run = -1  # the last run in which KV was asked for
+        self._inflation = 0.0  # the credit of the last victim
 
     def size_class(self, request: Request) -> int:
-        phase = request.site % PHASES
-        series = self._series.get(phase)
-        if series is None:
-            series = self._series[phase] = size_series(phase)
-        index = bisect_left(series, request.nbytes)
-        return series[index] if index < len(series) else round_up(request.nbytes, 256)
+        nbytes, role, site = request
+        series = self._even
+        if role is Role.KV:
+            series = self._kv_series[site % PHASES] or self._series(site % PHASES)
+        index = bisect_left(series, nbytes)
+        return series[index] if index < len(series) else round_up(nbytes, 256)
 
     def acquire(self, request: Request, size: int) -> int | None:
-        found = self._class(size)
+        classes = self._other
+        if request.role is Role.KV:
+            classes = self._kv
+            self._kv_run = self._run
+        found = classes.get(size)
+        if found is None:
+            found = classes[size] = SizeClass(size, self._window)
         found.outstanding += 1
         if found.outstanding > found.peak:
             found.peak = found.outstanding
-        if request.role is Role.KV:
-            self._kv_demand = True
-        else:
-            found.for_kv = False
-        return found.free.pop() if found.free else None
+        if found.free:
+            if found.ahead:
+                found.ahead -= 1
+            return found.free.pop()
+        lent = self._borrow(found, request.nbytes, classes)
+        if lent is None:
+            found.regret(self._run)
+        return lent
 
     def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:
-        found = self._class(size)
-        found.outstanding -= 1
-        found.free.append(buffer_id)
+        classes = self._kv if request.role is Role.KV else self._other
+        owner = classes.get(size)
+        if owner is None:
+            owner = classes[size] = SizeClass(size, self._window)
+        owner.free.append(buffer_id)
+        asked = self._borrowed.pop(buffer_id, owner) if self._borrowed else owner
+        asked.outstanding -= 1
         return ()
 
     def flush(self) -> Sequence[int]:
         return ()
 
     def begin_run(self) -> Sequence[int]:
-        destroyed: list[int] = []
-        idle: list[int] = []
-        for size, found in self._classes.items():
-            found.marks.append(found.peak)
-            found.outstanding = found.peak = 0
-            keep = 0 if self._kv_has_left(found) else max(found.marks)
-            surplus = len(found.free) - keep
-            if surplus > 0:
-                # the front is the least recently used
-                destroyed += found.free[:surplus]
-                del found.free[:surplus]
-            if not keep:
-                idle.append(size)
-        for size in idle:
-            del self._classes[size]
-        self._kv_demand = False
-        return destroyed
+        run = self._run
+        given_up: list[int] = []
+        kv_goes_on = self._kv_run == run
+        for classes in (self._kv, self._other):
+            forgotten: list[int] = []
+            for size, found in classes.items():
+                if found.peak or found.marks or found.outstanding:
+                    if found.peak:
+                        found.credit = self._inflation + cost_per_byte(size)
+                    found.turn(run)
+                if classes is self._kv and kv_goes_on and self._outgrown(found):
+                    found.marks.clear()
+                surplus = found.surplus(run)
+                if surplus > 0:
+                    given_up += found.give_up(surplus, run)
+                if not found.free and not found.marks and run - found.last_used > 4 * found.window:
+                    forgotten.append(size)
+            for size in forgotten:
+                del classes[size]
+        self._run = run + 1
+        return given_up
 
     def reclaim(self, nbytes: int) -> Sequence[int]:
         given_up: list[int] = []
-        for size, found in sorted(self._classes.items(), reverse=True):
-            while found.free and nbytes > 0:
-                given_up.append(found.free.pop(0))
-                nbytes -= size
+        for found in sorted(self._classes(), key=self._keeping_order):
+            while nbytes > 0 and found.free:
+                count = min(len(found.free), -(-nbytes // found.size))
+                given_up += found.give_up(count, self._run)
+                nbytes -= count * found.size
+                self._inflation = max(self._inflation, found.credit)
+            if nbytes <= 0:
+                break
         return given_up
 
     def drain(self) -> Sequence[int]:
         kept: list[int] = []
-        for found in self._classes.values():
+        for found in self._classes():
             kept += found.free
             found.free.clear()
+            found.ahead = 0
         return kept
 
-    def target(self, size: int) -> int | None:
-        found = self._classes.get(size)
-        return max(found.marks, default=0) if found is not None else 0
+    def target(self, size: int, role: Role) -> int | None:
+        found = (self._kv if role is Role.KV else self._other).get(size)
+        return found.target if found is not None else 0
 
-    def _class(self, size: int) -> _SizeClass:
-        found = self._classes.get(size)
+    # ---- growth ahead -----------------------------------------------------------------------------------------------
+
+    def plan_growth(self, requests: Iterable[Request]) -> list[tuple[Request, int]]:
+        """The buffers, with their sizes, that KV requests to come will need and that are not there yet.
+
+        A class that was not in use takes two per request: one for the token that enters it, one for the next, while
+        the first still holds the past.
+        """
+        wanted: Counter[int] = Counter()
+        plan: list[tuple[Request, int]] = []
+        for request in requests:
+            size = self.size_class(request)
+            found = self._kv.get(size)
+            if found is not None and found.last_used >= self._run - 1:
+                continue
+            wanted[size] += 2
+            there = len(found.free) if found is not None else 0
+            plan += [(request, size)] * min(2, max(0, wanted[size] - there))
+        return plan
+
+    def adopt(self, buffer_id: int, size: int, runs: int) -> None:
+        """Keep a new KV buffer that is not needed yet, for ``runs`` runs at most."""
+        found = self._kv.get(size)
         if found is None:
-            found = self._classes[size] = _SizeClass(self._window)
-        return found
+            found = self._kv[size] = SizeClass(size, self._window)
+        found.free.append(buffer_id)
+        found.ahead += 1
+        found.ahead_until = self._run + runs
 
-    def _kv_has_left(self, found: _SizeClass) -> bool:
-        """KV asked for buffers in the run that ended, but for none of this class in the last runs."""
-        if not (self._kv_demand and found.for_kv) or len(found.marks) < _KV_PATIENCE_RUNS:
-            return False
-        return not any(found.marks[-1 - back] for back in range(_KV_PATIENCE_RUNS))
+    # ---- inside -----------------------------------------------------------------------------------------------------
 
+    def _series(self, site: int) -> list[int]:
+        series = staggered_series(self._growth, phase_of(site) if self._stagger else 0)
+        self._kv_series[site] = series
+        return series
 
-def size_series(phase: int) -> list[int]:
-    """The size classes of a phase (0 to 63), ascending.
+    def _classes(self) -> list[SizeClass]:
+        return [*self._kv.values(), *self._other.values()]
 
-    The geometric part replaces the power of two at 1 MiB, which all sites would outgrow together; it starts one step
-    below, so that no class is more than twice the one before.
-    """
-    sizes = [1 << exponent for exponent in range(8, 20)]
-    step = -1
-    while sizes[-1] < LARGEST_CLASS:
-        sizes.append(round_up(int(MIB * RATIO ** (step + phase / PHASES)), 256))
-        step += 1
-    return sizes
+    def _outgrown(self, found: SizeClass) -> bool:
+        """KV went on in the run that ended, but asked for nothing of this class in the last runs."""
+        return self._run - found.last_used >= _KV_PATIENCE_RUNS and found.window == found.base_window
+
+    def _keeping_order(self, found: SizeClass) -> tuple[bool, float, int, int]:
+        """Victims first: unused in this run and the last, then the least credit, the oldest use, the largest."""
+        recent = bool(found.peak) or found.last_used >= self._run - 1
+        return recent, found.credit, found.last_used, -found.size
+
+    def _borrow(self, asked: SizeClass, nbytes: int, classes: dict[int, SizeClass]) -> int | None:
+        """A free buffer of an idle class that is a little larger; the demand stays on the class that asked."""
+        best: SizeClass | None = None
+        for size, found in classes.items():
+            if not found.free or not asked.size < size <= BORROW * nbytes or (best is not None and best.size < size):
+                continue
+            if not found.peak and found.last_used < self._run - 1 and not found.ahead:
+                best = found
+        if best is None:
+            return None
+        buffer_id = best.free.pop()
+        self._borrowed[buffer_id] = asked
+        return buffer_id

@@ -54,7 +54,7 @@ class Policy(Protocol):
     def drain(self) -> Sequence[int]:
         """Forgets every buffer it keeps and returns their ids.  What it has learned of demand may stay."""
 
-    def target(self, size: int) -> int | None:
+    def target(self, size: int, role: Role) -> int | None:
         """How many free buffers of the class it would keep now; None: no limit."""
 
 

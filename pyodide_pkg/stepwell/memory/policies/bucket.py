@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from stepwell.errors import BadRequest
+from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Request, round_up
 from stepwell.memory.policies.options import parse_limits
 
@@ -108,7 +109,7 @@ class Bucket:
         self._pending.clear()
         return kept
 
-    def target(self, size: int) -> int | None:
+    def target(self, size: int, role: Role) -> int | None:
         return self._limits.get(size, 0)
 
     def _keep(self, buffer_id: int, size: int) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Request, round_up
 
 
@@ -27,5 +28,5 @@ class Disabled:
     def drain(self) -> Sequence[int]:
         return ()
 
-    def target(self, size: int) -> int | None:
+    def target(self, size: int, role: Role) -> int | None:
         return 0

@@ -7,6 +7,7 @@ Source: jax-js src/backend/webgpu.ts (64 per size, at most 64 MiB each).
 
 from collections.abc import Sequence
 
+from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Request, round_up
 from stepwell.memory.policies.free_lists import FreeLists
 
@@ -44,5 +45,5 @@ class Exact:
     def drain(self) -> Sequence[int]:
         return self._free.drain()
 
-    def target(self, size: int) -> int | None:
+    def target(self, size: int, role: Role) -> int | None:
         return self._cap if size <= self._largest_bytes else 0

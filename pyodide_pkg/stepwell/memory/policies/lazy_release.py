@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Request, round_up
 
 
@@ -32,5 +33,5 @@ class LazyRelease:
         pending, self._pending = self._pending, []
         return pending
 
-    def target(self, size: int) -> int | None:
+    def target(self, size: int, role: Role) -> int | None:
         return 0

@@ -6,6 +6,7 @@ that a working set has left stay.  Source: core/providers/dml/…/BucketizedBuff
 
 from collections.abc import Sequence
 
+from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Request
 from stepwell.memory.policies.free_lists import FreeLists
 
@@ -38,5 +39,5 @@ class Pow2:
     def drain(self) -> Sequence[int]:
         return self._free.drain()
 
-    def target(self, size: int) -> int | None:
+    def target(self, size: int, role: Role) -> int | None:
         return None

@@ -7,6 +7,7 @@ uniforms use this policy.
 
 from collections.abc import Sequence
 
+from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Request, round_up
 from stepwell.memory.policies.free_lists import FreeLists
 
@@ -42,5 +43,5 @@ class Simple:
         self.flush()
         return self._free.drain()
 
-    def target(self, size: int) -> int | None:
+    def target(self, size: int, role: Role) -> int | None:
         return None

@@ -1,0 +1,102 @@
+"""One size class of ``adaptive``: its free buffers, and how many of them the last runs needed."""
+
+from collections import deque
+
+WIDEST_WINDOW = 256
+_CREATE_US = 50.0
+_CREATE_US_PER_BYTE = 300 / (1 << 20)
+_CHEAP_BYTES = 4 << 20
+
+
+class SizeClass:
+    """Counts acquires minus releases of a run; their maximum is the run's *high-water mark*.
+
+    The mark is the number of buffers that must be free when such a run begins for it to create none.  The class keeps
+    as many as the largest mark of the last ``window`` runs (``marks``: the candidates, in order of runs).
+    A window that proved too short (the class creates again soon after it gave something up) doubles; it halves again
+    after a long quiet time.
+    """
+
+    __slots__ = (
+        "ahead",
+        "ahead_until",
+        "base_window",
+        "credit",
+        "free",
+        "gave_up",
+        "last_used",
+        "marks",
+        "outstanding",
+        "peak",
+        "regretted",
+        "size",
+        "window",
+    )
+
+    def __init__(self, size: int, window: int) -> None:
+        self.size = size
+        self.free: list[int] = []
+        self.outstanding = 0  # below 0 when leases of earlier runs come back
+        self.peak = 0
+        self.marks: deque[tuple[int, int]] = deque()
+        self.window = self.base_window = window
+        self.last_used = -1  # the last run with demand
+        self.gave_up: int | None = None  # the run in which buffers were given up
+        self.regretted = 0
+        self.credit = 0.0
+        self.ahead = 0  # free buffers that were created before they are needed
+        self.ahead_until = -1
+
+    @property
+    def target(self) -> int:
+        return self.marks[0][1] if self.marks else 0
+
+    def turn(self, run: int) -> None:
+        """``run`` has ended: its mark enters the window, marks that are too old leave it."""
+        peak, marks = self.peak, self.marks
+        if peak:
+            self.last_used = run
+            while marks and marks[-1][1] <= peak:
+                marks.pop()
+            marks.append((run, peak))
+        self.outstanding = self.peak = 0
+        while marks and marks[0][0] <= run - self.window:
+            marks.popleft()
+        if self.window > self.base_window and run - self.regretted > 16 * self.window:
+            self.window = max(self.base_window, self.window // 2)
+            self.regretted = run
+
+    def regret(self, run: int) -> None:
+        """A buffer is created: if others were given up not long ago, remember demand for longer."""
+        if self.gave_up is None:
+            return
+        if run - self.gave_up <= 4 * self.window:
+            self.window = min(2 * self.window, WIDEST_WINDOW)
+            self.regretted = run
+        self.gave_up = None
+
+    def surplus(self, run: int) -> int:
+        """Free buffers that neither the window nor growth-ahead asks to keep."""
+        keep = self.target
+        if self.ahead and run <= self.ahead_until:
+            keep = max(keep, self.ahead)
+        return len(self.free) - keep
+
+    def give_up(self, count: int, run: int) -> list[int]:
+        """Forget ``count`` free buffers, those unused for longest."""
+        given_up = self.free[:count]
+        del self.free[:count]
+        self.ahead = min(self.ahead, len(self.free))
+        if given_up:
+            self.gave_up = run
+        return given_up
+
+
+def cost_per_byte(size: int) -> float:
+    """What it costs to create a buffer again, in µs per byte: a call, and above 4 MiB the pages that commit.
+
+    Below 4 MiB the browser's own allocator recycles memory (Dawn); above, microsoft/onnxruntime issue 32017 fits
+    0.3 ms per MiB.
+    """
+    pages_us = _CREATE_US_PER_BYTE * size if size > _CHEAP_BYTES else 0.0
+    return (_CREATE_US + pages_us) / size
