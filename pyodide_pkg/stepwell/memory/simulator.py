@@ -138,7 +138,7 @@ class _Pool:
             self._wait()
 
     def begin_run(self) -> None:
-        self.flush(Cause.DOWNLOAD)
+        self._wait()
         self._destroy(self._policy.begin_run(), "window")
 
     def start_token(self) -> None:

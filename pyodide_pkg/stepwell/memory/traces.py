@@ -5,7 +5,7 @@ An event is a tuple ``(op, value, request)``:
     ACQUIRE  the lease's number, the request      leases are numbered 0, 1, 2, … in the order they begin
     RELEASE  the lease's number
     FLUSH    why: a ``Cause``                     everything recorded so far was submitted
-    RUN      its position, S                      a run (one decode step or prefill) begins, which implies a flush
+    RUN      its position, S                      a run (one decode step or prefill) begins
 
 The file is UTF-8 text, one event a line, and gzip when its name ends in ``.gz``:
 
@@ -197,8 +197,8 @@ def check_events(events: Iterable[Event]) -> Iterator[Event]:
 class TraceRecorder(BufferPool):
     """A pool that writes down what it is asked: use it where a ``BufferPool`` would stand.
 
-    ``events`` grows until ``clear``.  A run's position is its number, from 1.  Buffers of every role are recorded: a
-    trace is of the program, not of one policy.
+    ``events`` has them all.  A run's position is its number, from 1, and its begin is a flush, as the pool's is.
+    Buffers of every role are recorded: a trace is of the program, not of one policy.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -227,7 +227,7 @@ class TraceRecorder(BufferPool):
 
     def begin_run(self) -> None:
         self._runs += 1
-        self.events.append((RUN, self._runs, NOTHING))
+        self.events += [(FLUSH, Cause.SUBMIT, NOTHING), (RUN, self._runs, NOTHING)]
         self._in_begin_run = True
         try:
             super().begin_run()
