@@ -4,7 +4,7 @@ Literal values: microsoft/onnxruntime issue 32017 (44, 54, 54, 54 creates per to
 ONNX Runtime's pool for the other ranges.  Byte figures: MiB.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import islice
 
@@ -327,10 +327,9 @@ def test_destroyed_bytes_count_until_the_gpu_is_done() -> None:
 
 
 def test_tokens_evictions_and_identity() -> None:
-    events: Iterator[Event] = iter(
-        [lease(0, 100, 1), (RUN, 5, NOTHING), lease(1, 100, 1), release(0), SUBMIT]
-        + [(RUN, 6, NOTHING), lease(2, 100, 1), release(1), release(2)]
-    )
+    events: list[Event] = [lease(0, 100, 1)]
+    events += [(RUN, 5, NOTHING), lease(1, 100, 1), release(0), SUBMIT]
+    events += [(RUN, 6, NOTHING), lease(2, 100, 1), release(1), release(2)]
     replay = simulate(events, make_policy("simple"))
     assert [token.position for token in replay.tokens] == [5, 6]
     assert [token.creates for token in replay.tokens] == [1, 0]

@@ -1,4 +1,4 @@
-"""Trace files: what is written is read back, what is damaged is refused, and a recorder sees all that a pool is asked."""
+"""Trace files: what is written is read back, what is damaged is refused; a recorder sees all that a pool is asked."""
 
 import gzip
 from collections.abc import Sequence

@@ -204,35 +204,35 @@ class TraceRecorder(BufferPool):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.events: list[Event] = []
-        self._numbers: dict[int, int] = {}  # buffer id → the number of its lease
-        self._leased = 0
-        self._runs = 0
-        self._in_begin_run = False
+        self._trace_numbers: dict[int, int] = {}  # buffer id → the number of its lease
+        self._trace_leases = 0
+        self._trace_runs = 0
+        self._trace_turning = False
 
     def acquire(self, nbytes: int, role: Role, *args: Any, **options: Any) -> Buffer:
         buffer = super().acquire(nbytes, role, *args, **options)
-        self._numbers[buffer.id] = self._leased
-        self.events.append((ACQUIRE, self._leased, Request(nbytes, role, buffer.site)))
-        self._leased += 1
+        self._trace_numbers[buffer.id] = self._trace_leases
+        self.events.append((ACQUIRE, self._trace_leases, Request(nbytes, role, buffer.site)))
+        self._trace_leases += 1
         return buffer
 
     def release(self, buffer: Buffer) -> None:
         super().release(buffer)
-        self.events.append((RELEASE, self._numbers.pop(buffer.id), NOTHING))
+        self.events.append((RELEASE, self._trace_numbers.pop(buffer.id), NOTHING))
 
     def flush(self) -> None:
         super().flush()
-        if not self._in_begin_run:
+        if not self._trace_turning:
             self.events.append((FLUSH, Cause.SUBMIT, NOTHING))
 
     def begin_run(self) -> None:
-        self._runs += 1
-        self.events += [(FLUSH, Cause.SUBMIT, NOTHING), (RUN, self._runs, NOTHING)]
-        self._in_begin_run = True
+        self._trace_runs += 1
+        self.events += [(FLUSH, Cause.SUBMIT, NOTHING), (RUN, self._trace_runs, NOTHING)]
+        self._trace_turning = True
         try:
             super().begin_run()
         finally:
-            self._in_begin_run = False
+            self._trace_turning = False
 
     def save(self, path: Path, metadata: Mapping[str, object] | None = None) -> int:
         """Write what was recorded so far; returns how many events that is."""
