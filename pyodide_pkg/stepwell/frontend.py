@@ -12,14 +12,15 @@ from typing import Any
 
 from stepwell import __version__
 from stepwell.decode.kv_cache import KV_MODES
-from stepwell.decode.kv_pattern import FIRST_POSITIONS, WORKLOADS, KVPattern
+from stepwell.decode.kv_pattern import FIRST_POSITIONS, KVPattern
 from stepwell.decode.session import DecodeSession, Generation, TokenEvent
 from stepwell.decode.timing import now_ms
 from stepwell.errors import BadFile, BadRequest, StepwellError, Unsupported
 from stepwell.gpu import open_device
 from stepwell.gpu.device import ByteSource, Device
 from stepwell.launch.launcher import Launcher
-from stepwell.memory.policies import POLICIES, make_policy
+from stepwell.listings import describe_policies, describe_workloads
+from stepwell.memory.policies import make_policy
 from stepwell.memory.pool import BufferPool
 from stepwell.models import ARCHITECTURES
 from stepwell.models.llama import Llama
@@ -143,9 +144,9 @@ class Frontend:
             self._emit(
                 "environment",
                 environment=self._environment(),
-                policies=[{"name": name, "summary": entry.summary} for name, entry in POLICIES.items()],
+                policies=describe_policies(),
                 kv_modes=[{"name": name, "summary": summary} for name, (_, summary) in KV_MODES.items()],
-                workloads=[{"name": name, "summary": workload.summary} for name, workload in WORKLOADS.items()],
+                workloads=describe_workloads(),
                 boot_ms=self._host.get("boot_ms"),
                 limits=dict(device.info.limits),
             )

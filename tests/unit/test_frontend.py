@@ -12,6 +12,7 @@ from stepwell.errors import BadRequest
 from stepwell.frontend import Frontend
 from stepwell.gpu.device import Device
 from stepwell.gpu.fake_device import FakeDevice
+from stepwell.memory.policies import POLICIES, make_policy
 from stepwell.request import Request
 
 HOST = {"browser": "CPython", "cross_origin_isolated": True, "timer_resolution_us": 1, "pyodide": "none"}
@@ -86,7 +87,21 @@ def test_the_page_is_told_what_there_is(page: Page) -> None:
     page.run()
     (environment,) = page.of("environment")
     assert [entry["name"] for entry in environment["workloads"]] == ["kv64", "kv16"]
-    assert all(entry["summary"] for entry in environment["workloads"])
+    assert [entry["tensors"] for entry in environment["workloads"]] == [64, 16]
+    assert {entry["position_bytes"] for entry in environment["workloads"]} == {2048}
+    assert [entry["name"] for entry in environment["policies"]] == list(POLICIES)
+    assert all(entry["summary"] for entry in [*environment["workloads"], *environment["policies"]])
+
+
+def test_every_option_can_be_set_as_it_is_listed(page: Page) -> None:
+    page.run()
+    (environment,) = page.of("environment")
+    for policy in environment["policies"]:
+        listed = {option["name"]: option["default"] for option in policy["options"]}
+        assert set(listed) == {option.name for option in POLICIES[policy["name"]].options}
+        make_policy(policy["name"], **listed)  # each default is a text that the option takes
+    kinds = {option["kind"] for policy in environment["policies"] for option in policy["options"]}
+    assert {"int", "choice", "limits"} <= kinds
 
 
 @pytest.mark.parametrize(

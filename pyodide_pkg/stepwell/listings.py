@@ -1,0 +1,40 @@
+"""What there is to choose, as plain data for a page: the policies with their options, and the workloads."""
+
+from math import isfinite
+from typing import Any
+
+from stepwell.decode.kv_pattern import POSITION_BYTES, WORKLOADS
+from stepwell.memory.policies import POLICIES
+from stepwell.memory.policies.options import Option, OptionKind
+
+
+def describe_policies() -> list[dict[str, Any]]:
+    return [
+        {"name": name, "summary": entry.summary, "options": [_option(option) for option in entry.options]}
+        for name, entry in POLICIES.items()
+    ]
+
+
+def describe_workloads() -> list[dict[str, Any]]:
+    return [
+        {"name": name, "summary": found.summary, "tensors": found.tensors, "position_bytes": POSITION_BYTES}
+        for name, found in WORKLOADS.items()
+    ]
+
+
+def _option(option: Option) -> dict[str, Any]:
+    """``default`` as a person would type it; a bound that is infinite is null."""
+    default = option.default
+    if option.kind is OptionKind.LIMITS and not isinstance(default, int | float | str):
+        text = ", ".join(f"{size}:{count}" for size, count in default.items())
+    else:
+        text = str(default).lower() if option.kind is OptionKind.BOOL else str(default)
+    return {
+        "name": option.name,
+        "kind": option.kind.value,
+        "summary": option.summary,
+        "default": text,
+        "minimum": option.minimum if isfinite(option.minimum) else None,
+        "maximum": option.maximum if isfinite(option.maximum) else None,
+        "choices": list(option.choices),
+    }
