@@ -1,31 +1,71 @@
 /** The form ↔ the request of docs/architecture.md ↔ the query string. Names of controls are the contract. */
 
-const NUMBERS = ["tokens", "context", "temperature", "top_k", "top_p", "seed", "top_logits"];
+/** Numbers that only a model needs. */
+const MODEL_NUMBERS = ["context", "temperature", "top_k", "top_p", "seed", "top_logits"];
+const NUMBERS = ["tokens", "start", "budget", ...MODEL_NUMBERS];
 const TEXTS = ["prompt", "stop"];
 const CHOICES = ["model", "kv", "policy", "eos"];
-const SWITCHES = ["raw"];
-/** Radios that exist only once Python has told what there is. */
-const LATE_CHOICES = ["kv", "policy"];
+const SWITCHES = ["raw", "hard"];
+/** Radios that exist, all of them, only once Python has told what there is. */
+const LATE_CHOICES = ["model", "kv", "policy"];
+/** Controls of the chosen policy's options are named by this and the option's name. */
+export const OPTION_PREFIX = "option-";
 
 /** The request that the form describes now. An empty number is null: the default of the package. */
 export function readRequest(form) {
   const fields = form.elements;
-  const numbers = NUMBERS.map((name) => [name, fields[name].value === "" ? null : Number(fields[name].value)]);
+  const shared = {
+    policy: fields.policy.value,
+    kv: fields.kv.value,
+    tokens: number(fields.tokens),
+    ...readPool(form),
+  };
+  const workload = chosenWorkload(form);
+  if (workload) return { workload, start: number(fields.start), ...shared };
   return {
     prompt: fields.prompt.value,
     raw: fields.raw.checked,
-    policy: fields.policy.value,
-    kv: fields.kv.value,
-    ...Object.fromEntries(numbers),
+    ...shared,
+    ...Object.fromEntries(MODEL_NUMBERS.map((name) => [name, number(fields[name])])),
     ban_eos: fields.eos.value === "ban",
     ignore_eos: fields.eos.value === "ignore",
     stop: stopStrings(fields.stop.value),
   };
 }
 
+/** The workload that is chosen in place of a model, or null. */
+export function chosenWorkload(form) {
+  return form.querySelector("[name=model]:checked")?.dataset.workload ?? null;
+}
+
+/** What the request says about the pool beside its policy; what has its default is left out. */
+function readPool(form) {
+  const options = Object.fromEntries(
+    optionControls(form)
+      .filter(({ value }) => value !== "")
+      .map((control) => [control.name.slice(OPTION_PREFIX.length), optionValue(control)]),
+  );
+  const { budget, hard } = form.elements;
+  return {
+    ...(Object.keys(options).length ? { policy_options: options } : {}),
+    ...(budget.value === "" ? {} : { budget_mib: Number(budget.value), hard_budget: hard.checked }),
+  };
+}
+
+function optionControls(form) {
+  return [...form.querySelectorAll(`[name^="${OPTION_PREFIX}"]`)];
+}
+
+function optionValue({ type, dataset, value }) {
+  if (type === "number") return Number(value);
+  return dataset.kind === "bool" ? value === "true" : value;
+}
+
 /** The model that the form describes now, as the `load` message wants it; null when no file has been chosen. */
 export function readModel(form, manifest) {
   const fields = form.elements;
+  const workload = chosenWorkload(form);
+  if (workload) return { kind: "workload", name: workload };
   if (fields.model.value === "file") {
     const [file] = fields.file.files;
     return file ? { kind: "file", file, name: file.name } : null;
@@ -36,12 +76,13 @@ export function readModel(form, manifest) {
 
 /** Set what is there already from a query string; returns a sentence for each value that cannot be set. */
 export function applyQuery(form, query) {
-  return fill(form, query, [...NUMBERS, ...TEXTS, ...SWITCHES, "model", "eos"]);
+  return fill(form, query, [...NUMBERS, ...TEXTS, ...SWITCHES, "eos"]);
 }
 
-/** The same for the choices that arrive with the environment. */
+/** The same for the choices that arrive with the environment, and then for the options of the chosen policy. */
 export function applyLateQuery(form, query) {
-  return fill(form, query, LATE_CHOICES);
+  const options = [...query.keys()].filter((name) => name.startsWith(OPTION_PREFIX));
+  return [...fill(form, query, LATE_CHOICES), ...fill(form, query, options)];
 }
 
 /** The query string that reproduces the form; what has its initial value is left out, but for the choices. */
@@ -52,7 +93,12 @@ export function queryOf(form) {
     if (fields[name].value !== fields[name].defaultValue) query.set(name, fields[name].value);
   }
   for (const name of SWITCHES) if (fields[name].checked) query.set(name, "1");
+  for (const { name, value } of optionControls(form)) if (value !== "") query.set(name, value);
   return query;
+}
+
+function number({ value }) {
+  return value === "" ? null : Number(value);
 }
 
 function fill(form, query, names) {

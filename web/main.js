@@ -7,7 +7,7 @@
  */
 import { Bus } from "./bus.js";
 import { element } from "./dom.js";
-import { applyLateQuery, applyQuery, queryOf, readModel, readRequest } from "./form.js";
+import { applyLateQuery, applyQuery, chosenWorkload, queryOf, readModel, readRequest } from "./form.js";
 import { FROM_WORKER, ON_PAGE, TO_WORKER } from "./messages.js";
 import { isFatal, mountNotices } from "./notices.js";
 import { PLACES } from "./panels/index.js";
@@ -24,7 +24,8 @@ let usable = false; // the worker answers and its device is open
 let cancelling = false;
 let manifest = null;
 let loaded = null; // the model description that the worker holds
-let wanted = null; // {request, model} waiting for its model
+let wanted = null; // {request, model, comparison} waiting for its model
+let queue = []; // what a comparison still has to run
 
 mountNotices(document.getElementById("notices"), bus);
 for (const [place, panels] of Object.entries(PLACES)) mountAll(place, panels);
@@ -64,6 +65,7 @@ function listen() {
     await manifestRead;
     usable = true;
     warn(applyLateQuery(form, query));
+    tellKind();
     setState("ready");
     if (query.get("run") === "1") form.requestSubmit();
     query.delete("run");
@@ -76,16 +78,26 @@ function listen() {
   });
   bus.on(FROM_WORKER.DONE, ({ record }) => {
     now.record = record;
-    setState("done");
+    if (cancelling) queue = [];
+    if (queue.length) runNext();
+    else setState("done");
   });
   bus.on(FROM_WORKER.ERROR, ({ type: _, ...error }) => {
     now.error = error;
+    queue = [];
     usable &&= !isFatal(error);
     if (state() === "running") runs.fail();
     setState("error");
   });
   bus.on(TO_WORKER.CANCEL, cancel);
   bus.on(ON_PAGE.RESTART, restart);
+  bus.on(ON_PAGE.COMPARE, ({ requests }) => {
+    if (!canRun()) return;
+    queue = requests;
+    now.error = now.record = null;
+    runNext();
+  });
+  form.addEventListener("change", tellKind);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (canRun()) submit();
@@ -148,6 +160,7 @@ function start() {
 function restart() {
   worker?.terminate();
   usable = false;
+  queue = [];
   loaded = now.model = null;
   start();
 }
@@ -166,7 +179,7 @@ function submit() {
   now.error = now.record = null;
   wanted = { request: readRequest(form), model };
   history.replaceState(null, "", `?${queryOf(form)}`);
-  if (sameModel(model, loaded)) {
+  if (model.kind === "workload" || sameModel(model, loaded)) {
     run();
     return;
   }
@@ -175,9 +188,26 @@ function submit() {
   worker.postMessage({ type: TO_WORKER.LOAD, model });
 }
 
+/** The next run of a comparison. */
+function runNext() {
+  const { request, comparison } = queue.shift();
+  wanted = { request, model: { kind: "workload", name: request.workload }, comparison };
+  run();
+}
+
+/** The panels show what belongs to a model or to a workload, by `data-kind` of the form. */
+function tellKind() {
+  const workload = chosenWorkload(form);
+  const kind = workload ? "workload" : "model";
+  if (form.dataset.kind === kind && form.dataset.workload === (workload ?? "")) return;
+  form.dataset.kind = kind;
+  form.dataset.workload = workload ?? "";
+  bus.emit({ type: ON_PAGE.KIND, workload });
+}
+
 function run() {
-  runs.begin(wanted.request, wanted.model);
-  setState("running");
+  runs.begin(wanted.request, wanted.model, wanted.comparison ?? null);
+  if (state() !== "running") setState("running");
   const message = { type: TO_WORKER.RUN, request: wanted.request };
   worker.postMessage(message);
   bus.emit(message); // the panels want to know what was asked

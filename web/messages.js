@@ -13,6 +13,7 @@ export const FROM_WORKER = Object.freeze({
   ENVIRONMENT: "environment",
   MODEL: "model",
   TOKEN: "token",
+  POOL: "pool",
   DONE: "done",
   ERROR: "error",
 });
@@ -26,6 +27,8 @@ export const FROM_WORKER = Object.freeze({
  * runs     {runs, current}     a run began, grew, ended, was hidden or removed; the Run objects of runs.js
  * show     {label, visible}    draw a run in the latency chart, or do not
  * forget   {label}             remove a run from the page
+ * kind     {workload}          what is chosen to run: a workload of the package, or null for a model
+ * compare  {requests}          run these one after another: [{request, comparison: {arm, round}}]
  * restart  {}                  end the worker and boot a new one; the runs stay
  */
 export const ON_PAGE = Object.freeze({
@@ -35,6 +38,8 @@ export const ON_PAGE = Object.freeze({
   RUNS: "runs",
   SHOW: "show",
   FORGET: "forget",
+  KIND: "kind",
+  COMPARE: "compare",
   RESTART: "restart",
 });
 

@@ -8,11 +8,12 @@ export const DRAWN_RUNS = 6;
 
 /** One run: what was asked, and what has been measured so far. `tokens[0]` is the prefill. */
 class Run {
-  constructor(count, request, model) {
+  constructor(count, request, model, comparison) {
     this.label = letters(count);
     this.style = count % DRAWN_RUNS;
     this.request = request;
     this.model = model;
+    this.comparison = comparison; // {id, arm, round} of a run that is part of one
     this.tokens = [];
     this.byRole = [];
     this.record = null;
@@ -62,8 +63,8 @@ export class Runs {
     return this.#runs.at(-1);
   }
 
-  begin(request, model) {
-    const run = new Run(this.#count++, request, model);
+  begin(request, model, comparison) {
+    const run = new Run(this.#count++, request, model, comparison);
     this.#runs = [...this.#runs, run].slice(-KEPT_RUNS);
     this.#limitDrawn(run.label);
     this.#tell();
@@ -120,6 +121,9 @@ export function classSteps(run) {
   });
 }
 
+/** What must not change the result of a run. */
+const NO_MATTER = ["policy", "policy_options", "budget_mib", "hard_budget", "kv", "tokens", "context"];
+
 /**
  * Pairs of finished runs that should have produced the same tokens (same model and request but for policy and KV mode)
  * and did not: `[{first, second, index}]`, `index` of the first token that differs.
@@ -129,7 +133,8 @@ export function divergences(runs) {
   const found = [];
   for (const run of runs.filter(({ record }) => record)) {
     const { model, sha256 } = run.record.scenario;
-    const key = JSON.stringify([model, sha256, { ...run.request, policy: "", kv: "", tokens: 0, context: 0 }]);
+    const asked = { ...run.request, ...Object.fromEntries(NO_MATTER.map((name) => [name, null])) };
+    const key = JSON.stringify([model, sha256, Object.entries(asked).sort()]);
     const first = firstOf.get(key);
     if (!first) {
       firstOf.set(key, run);

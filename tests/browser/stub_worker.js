@@ -35,13 +35,29 @@ const handlers = {
       boot_ms: 1234,
       limits: { maxStorageBufferBindingSize: 2 ** 31, maxBufferSize: 2 ** 32 },
       policies: [
-        { name: "bucket", summary: "fixed limits" },
-        { name: "adaptive", summary: "follows the high-water mark" },
+        {
+          name: "bucket",
+          summary: "fixed limits",
+          options: [
+            option("era", "choice", "B", { choices: ["A", "B"] }),
+            option("limits", "limits", "4194304:20, 8388608:10"),
+          ],
+        },
+        {
+          name: "adaptive",
+          summary: "follows the high-water mark",
+          options: [
+            option("window", "int", "8", { minimum: 1, maximum: 256 }),
+            option("growth", "float", "1.25", { minimum: 1.01, maximum: 2 }),
+            option("stagger", "bool", "true"),
+          ],
+        },
       ],
       kv_modes: [
         { name: "grow", summary: "a larger tensor at every token" },
         { name: "static", summary: "allocated once" },
       ],
+      workloads: [{ name: "kv64", summary: "64 growing tensors", tensors: 64, position_bytes: 2048 }],
     });
     post("phase", { phase: "ready", text: "Ready" });
   },
@@ -83,11 +99,13 @@ const handlers = {
       const token = entry(request, index);
       tokens.push(token);
       const by_role = { weights: 1 << 20, kv: 60 * token.kv_class_bytes };
-      post("token", { text: `w${index} `, token, by_role });
+      post("token", { text: request.workload ? "" : `w${index} `, token, by_role });
+      post("pool", { classes: classesAt(index), text: "" });
       if (index === 0) post("phase", { phase: "decode", text: "Decoding" });
       await pause(request.prompt === "slowly" ? 30 : 0);
     }
-    post("token", { text: "end", token: null, by_role: {} });
+    if (!request.workload) post("token", { text: "end", token: null, by_role: {} });
+    post("pool", { classes: classesAt(tokens.length), text: `${request.policy} explains itself.` });
     post("done", { record: record(request, tokens) });
     post("phase", { phase: "ready", text: "Ready" });
   },
@@ -97,10 +115,34 @@ const handlers = {
   },
 };
 
+function option(name, kind, initial, more = {}) {
+  return {
+    name,
+    kind,
+    default: initial,
+    summary: `what ${name} does`,
+    minimum: null,
+    maximum: null,
+    choices: [],
+    ...more,
+  };
+}
+
+/** A pool of 64 tensors in as many classes, of which the smallest empties at the fourth token; and one activation. */
+function classesAt(index) {
+  const figures = { hits: 3 * index, misses: index, keeps: 1, evicted: 0 };
+  const kv = Array.from({ length: 64 }, (_, i) => {
+    const gone = i === 0 && index >= 4;
+    const size = Math.round((4 << 20) * 1.25 ** (i / 64));
+    return { role: "kv", size, live: gone ? 0 : 1, free: gone ? 0 : 1, ...figures, evicted: gone ? 2 : 0 };
+  });
+  return [...kv, { role: "activation", size: 6144, live: 2, free: 1, ...figures, keeps: null }];
+}
+
 function entry(request, index) {
-  const position = PROMPT_TOKENS + index;
+  const position = (request.workload ? request.start : PROMPT_TOKENS) + index;
   const kib = 1024 * (position * KV_BYTES <= 48 * 1024 ? 48 : 64);
-  const created = CREATED[request.policy];
+  const created = request.kv === "static" && request.workload ? 0 : CREATED[request.policy];
   const ms = index === 0 ? 5000 : request.policy === "bucket" ? 30 : 10;
   const wrong = request.prompt === "differ" && request.policy === "bucket" && index === 3;
   const names =
@@ -126,11 +168,11 @@ function entry(request, index) {
 function record(request, tokens) {
   return {
     schema: 1,
-    scenario: { model: "stub", sha256: null, ...request },
+    scenario: { model: request.workload ?? "stub", sha256: null, ...request },
     environment,
-    prompt_ids: Array(PROMPT_TOKENS).fill(1),
+    prompt_ids: request.workload ? [] : Array(PROMPT_TOKENS).fill(1),
     token_ids: tokens.map(({ id }) => id),
-    text: `${tokens.map(({ index }) => `w${index} `).join("")}end`,
+    text: request.workload ? "" : `${tokens.map(({ index }) => `w${index} `).join("")}end`,
     finish_reason: cancelled ? "cancelled" : "length",
     ttft_ms: tokens[0]?.ms ?? null,
     tokens,

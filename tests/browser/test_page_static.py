@@ -39,16 +39,18 @@ def test_form_has_the_controls_of_the_document(open_page: Opened) -> None:
     kinds = page.evaluate(
         "() => Object.fromEntries([...document.forms[0].elements].filter(e => e.name).map(e => [e.name, e.type]))"
     )
-    numbers = ("tokens", "context", "temperature", "top_k", "top_p", "seed", "top_logits")
+    numbers = ("tokens", "context", "temperature", "top_k", "top_p", "seed", "top_logits", "start", "budget")
+    numbers += ("option-window", "option-growth")  # of the chosen policy
     assert kinds == {
         **dict.fromkeys(("model", "kv", "policy"), "radio"), **dict.fromkeys(numbers, "number"), "raw": "checkbox",
+        "hard": "checkbox", "option-stagger": "select-one",
         "eos": "select-one", "stop": "text", "prompt": "textarea", "file": "file",
     }  # fmt: skip
     expect(page.locator("button#run")).to_be_enabled()
     expect(page.locator("button#cancel")).to_be_disabled()
     assert page.locator("input[type=file]#file").count() == 1
     radios = "name => [...document.querySelectorAll(`[name=${name}]`)].map(radio => radio.value)"
-    assert page.evaluate(radios, "model") == ["smollm2", "file"]
+    assert page.evaluate(radios, "model") == ["smollm2", "kv64", "file"]
     assert page.evaluate(radios, "policy") == ["bucket", "adaptive"]
     assert page.evaluate(radios, "kv") == ["grow", "static"]
 
@@ -62,7 +64,7 @@ def test_start_is_quiet_and_asks_for_nothing_large_or_foreign(open_page: Opened,
     assert [message["type"] for message in page.evaluate("sent")] == ["boot"]
     note = page.locator("#model .option").first.inner_text()
     assert "98\xa0MiB" in note and "Apache-2.0" in note
-    for panel in ("latency", "memory", "counters", "runs"):
+    for panel in ("pattern", "comparison", "latency", "pool", "memory", "counters", "runs"):
         expect(page.locator(f"#{panel}")).to_be_hidden()
     assert page.evaluate("[stepwell.model, stepwell.record, stepwell.error]") == [None, None, None]
     assert page.evaluate("stepwell.environment.browser") == "Stub 1.0"

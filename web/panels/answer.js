@@ -29,6 +29,11 @@ function promptRow(bus) {
     required: true,
   });
   prompt.setAttribute("aria-labelledby", "answer-panel-title");
+  prompt.classList.add("model-only");
+  bus.on(ON_PAGE.KIND, ({ workload }) => {
+    prompt.disabled = workload !== null; // and so not required
+    prompt.closest(".panel").querySelector("h2").textContent = workload ? `Workload ${workload}` : "Prompt";
+  });
   const run = element(
     "button",
     { type: "submit", id: "run", className: "primary", disabled: true, title: "Ctrl+Enter or ⌘+Enter in the prompt" },
@@ -114,7 +119,7 @@ function answerText(bus) {
   const node = document.createTextNode("");
   const region = element(
     "div",
-    { id: "answer", className: "answer", tabIndex: 0, role: "region", "aria-label": "Answer", "aria-busy": "false" },
+    { id: "answer", className: "answer model-only", tabIndex: 0, role: "region", "aria-label": "Answer", "aria-busy": "false" },
     node,
   );
   let pending = "";

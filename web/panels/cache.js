@@ -1,4 +1,5 @@
 import { element } from "../dom.js";
+import { OPTION_PREFIX } from "../form.js";
 import { number } from "../format.js";
 import { FROM_WORKER, ON_PAGE } from "../messages.js";
 import { summarise } from "../runs.js";
@@ -14,7 +15,14 @@ export const cache = {
     const modeSummary = element("p", { className: "note", id: "kv-summary" });
     const policies = element("div", { className: "options", role: "radiogroup", "aria-label": "Cache policy" });
     const waiting = element("p", { className: "note" }, "Listed as soon as Python runs.");
-    root.querySelector(".body").append(waiting, modes, modeSummary, policies);
+    const options = element("div", { className: "fields" });
+    const details = element(
+      "details",
+      { hidden: true },
+      element("summary", {}, "Budget and the policy's options"),
+      element("div", {}, budgetFields(), options),
+    );
+    root.querySelector(".body").append(waiting, modes, modeSummary, policies, details);
 
     bus.on(FROM_WORKER.ENVIRONMENT, ({ policies: foundPolicies, kv_modes: foundModes }) => {
       if (modes.childElementCount) return; // a restarted worker: keep what is chosen
@@ -27,6 +35,14 @@ export const cache = {
       };
       modes.addEventListener("change", showMode);
       showMode();
+      const showOptions = () => {
+        const chosen = policies.querySelector(":checked")?.value;
+        const policy = foundPolicies.find(({ name }) => name === chosen);
+        options.replaceChildren(...(policy?.options ?? []).map(optionField));
+      };
+      policies.addEventListener("change", showOptions);
+      showOptions();
+      details.hidden = false;
     });
     bus.on(ON_PAGE.RUNS, ({ runs }) => showMeasured(policies, runs));
   },
@@ -39,6 +55,48 @@ function showMeasured(policies, runs) {
     aside.textContent = run ? `${number(summarise(run).created_per_token)} /token` : "";
     aside.title = run ? `buffers created per token, mean of ${run.steps.length} steps of run ${run.label}` : "";
   }
+}
+
+/** The pool's own limit, whatever the policy. */
+function budgetFields() {
+  const budget = element("input", { type: "number", name: "budget", min: 1, step: 1, placeholder: "none" });
+  const hard = element("input", { type: "checkbox", name: "hard" });
+  return element(
+    "div",
+    { className: "fields" },
+    labelled("Budget, MiB", "what the pool may reserve in all; empty: no limit", budget),
+    element("label", { className: "check" }, hard, element("span", {}, "Fail rather than exceed it")),
+  );
+}
+
+/** One option of the chosen policy; an empty control is the package's default, which it shows. */
+function optionField({ name, kind, default: initial, summary, minimum, maximum, choices }) {
+  const shared = { name: OPTION_PREFIX + name, dataset: { kind } };
+  if (kind === "choice" || kind === "bool") {
+    const values = kind === "bool" ? ["true", "false"] : choices;
+    const first = element("option", { value: "" }, `${initial} (default)`);
+    const all = [first, ...values.map((value) => element("option", { value }, value))];
+    return labelled(name, summary, element("select", shared, ...all));
+  }
+  if (kind === "limits") {
+    const text = element("input", { type: "text", autocomplete: "off", placeholder: "4 MiB:64, 8 MiB:64", ...shared });
+    return labelled(name, `${summary}. Default: ${initial}`, text, "wide");
+  }
+  const range = { min: minimum, max: maximum, step: kind === "int" ? 1 : "any", inputMode: "decimal" };
+  return labelled(name, summary, element("input", { type: "number", placeholder: String(initial), ...range, ...shared }));
+}
+
+function labelled(label, hint, control, extra = "") {
+  const id = `${control.name}-hint`;
+  control.setAttribute("aria-describedby", id);
+  control.title = hint;
+  return element(
+    "label",
+    { className: `field ${extra}` },
+    element("span", {}, label),
+    control,
+    element("span", { id, className: "visually-hidden" }, hint),
+  );
 }
 
 function segment(name) {

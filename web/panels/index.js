@@ -1,16 +1,19 @@
 /** The panels of the page by place, in order. A new panel is one file here and one line below. */
 import { answer } from "./answer.js";
 import { cache } from "./cache.js";
+import { comparison } from "./comparison.js";
 import { counters } from "./counters.js";
 import { chips, environment } from "./environment.js";
 import { latency } from "./latency.js";
 import { memory } from "./memory.js";
 import { model } from "./model.js";
+import { pattern } from "./pattern.js";
+import { pool } from "./pool.js";
 import { runs } from "./runs.js";
 import { sampling } from "./sampling.js";
 
 export const PLACES = {
   chips: [chips],
   side: [model, cache, sampling, environment],
-  work: [answer, latency, memory, counters, runs],
+  work: [pattern, answer, comparison, latency, pool, memory, counters, runs],
 };

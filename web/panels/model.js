@@ -2,7 +2,10 @@ import { element } from "../dom.js";
 import { bytes, number } from "../format.js";
 import { FROM_WORKER, ON_PAGE } from "../messages.js";
 
-/** Which model: one that this build ships, or a local file, by button or dropped anywhere on the page. */
+/**
+ * Which model: one that this build ships, or a local file, by button or dropped anywhere on the page; or a workload that
+ * needs none.
+ */
 export const model = {
   id: "model",
   title: "Model",
@@ -52,6 +55,12 @@ export const model = {
         body.prepend(
           element("p", { className: "note" }, "This build ships no model. Choose a .gguf file of your own."),
         );
+    });
+    bus.on(FROM_WORKER.ENVIRONMENT, ({ workloads }) => {
+      if (choices.querySelector("[data-workload]")) return; // a restarted worker
+      const options = workloads.map(({ name, summary }) => option(name, `KV pattern ${name}`, summary, "0 MB"));
+      options.forEach((node, i) => (node.querySelector("input").dataset.workload = workloads[i].name));
+      local.before(...options);
     });
     bus.on(FROM_WORKER.MODEL, (message) => {
       loaded.textContent = describe(message.model);
