@@ -1,4 +1,4 @@
-"""The command line: ``site``, ``serve``, ``run``, ``demo``.
+"""The command line: ``site``, ``serve``, ``run``, ``demo``, ``compare``.
 
 Exit codes: 0 done; 1 the run failed; 2 something on this machine is missing, or an option is wrong.
 """
@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from harness import ROOT, demo, report, summary
+from harness import ROOT, compare, demo, report, summary
 from harness import record as records
 from harness.browser import VARIABLE, Profile, open_browser
 from harness.errors import HarnessError, RunError, SetupError
 from harness.record import Record
 from harness.run import PageRunner
-from harness.scenario import Kv, Scenario, read_prompt
+from harness.scenario import Kv, Scenario, read_options, read_prompt
 from harness.server import SiteServer
 from harness.setup import ensure_browser
 from harness.site import Site, build_site, load_site
@@ -33,6 +33,7 @@ app = typer.Typer(
     help="Build the page, serve it, and measure it in Chrome.",
 )
 console = Console(stderr=True)
+SOFTWARE_NOTE = "[yellow]Software adapter: the times are those of this machine's CPU, not of a GPU.[/]"
 
 ProfileOption = Annotated[Profile, typer.Option(help="The adapter: SwiftShader on the CPU, or this machine's GPU.")]
 FlagOption = Annotated[list[str] | None, typer.Option("--flag", help="A further browser argument; may be repeated.")]
@@ -47,6 +48,11 @@ BuiltOption = Annotated[
         "--site", help="Serve this folder, built before by [bold]site[/], as it is; else bring dist/ up to date."
     ),
 ]
+FromOption = Annotated[
+    int | None, typer.Option("--from", min=1, help="Positions that the workload's first step fills.")
+]
+BudgetOption = Annotated[int | None, typer.Option(min=1, help="MiB that the pool may reserve; else no limit.")]
+HardOption = Annotated[bool, typer.Option("--hard", help="Fail rather than exceed the budget.")]
 WithModel = Annotated[bool, typer.Option("--model/--no-model", help="Bundle the demo model (93 MB, fetched once).")]
 
 
@@ -128,6 +134,15 @@ def run(
     context: Annotated[int | None, typer.Option(min=1, help="KV positions; else as many as the run needs.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="A text that ends the answer; may be repeated.")] = None,
     top_logits: Annotated[int, typer.Option(min=0, help="Largest logits to keep per token in the record.")] = 0,
+    workload: Annotated[
+        str | None, typer.Option(help="kv64 or kv16 in place of a model: growing tensors and nothing else.")
+    ] = None,
+    start: FromOption = None,
+    policy_option: Annotated[
+        list[str] | None, typer.Option(help="name=value of the policy's table; may be repeated.")
+    ] = None,
+    budget: BudgetOption = None,
+    hard: HardOption = False,
     json: Annotated[Path | None, typer.Option("--json", help="Where to write the run record.")] = None,
     profile: ProfileOption = Profile.SOFTWARE,
     flag: FlagOption = None,
@@ -143,7 +158,7 @@ def run(
     if ban_eos and ignore_eos:
         raise SetupError("--ban-eos and --ignore-eos exclude each other.")
     scenario = Scenario(
-        prompt=read_prompt(prompt, prompt_file),
+        prompt=(prompt or "") if workload else read_prompt(prompt, prompt_file),
         model=model,
         raw=raw,
         tokens=tokens,
@@ -157,6 +172,11 @@ def run(
         seed=seed,
         stop=tuple(stop or ()),
         top_logits=top_logits,
+        workload=workload,
+        start=start,
+        policy_options=read_options(policy_option or []),
+        budget_mib=budget,
+        hard_budget=hard,
     )
     with open_page(profile, flag or [], browser, headed, timeout, built, scenario) as (runner, status):
         record = runner.run(scenario, Printer(status), lambda text: status.update(escape(text)))
@@ -199,6 +219,54 @@ def run_demo(
     console.print(f"[green]✓[/] {escape(check.text)}", highlight=False)
 
 
+@app.command(name="compare")
+def run_compare(
+    workload: Annotated[str, typer.Option(help="kv64 or kv16.")] = "kv64",
+    arms: Annotated[
+        str, typer.Option(help="static, or a policy, or policy:option=value;…; separated by commas.")
+    ] = "adaptive,bucket,static",
+    start: Annotated[
+        list[int] | None, typer.Option("--from", min=1, help="Where runs start; may be repeated. Else around 2,048.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Steps per run.")] = 24,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each arm runs at each start.")] = 3,
+    warm_up: Annotated[int, typer.Option(min=0, help="First steps of a run that do not count.")] = compare.WARM_UP,
+    budget: BudgetOption = None,
+    hard: HardOption = False,
+    json: Annotated[Path | None, typer.Option("--json", help="Where to write figures and records.")] = None,
+    profile: ProfileOption = Profile.SOFTWARE,
+    flag: FlagOption = None,
+    browser: BrowserOption = None,
+    headed: HeadedOption = False,
+    timeout: TimeoutOption = 600.0,
+    built: BuiltOption = None,
+) -> None:
+    """Run a workload's arms in turns in one browser; print medians and ratios to the static control."""
+    plan = compare.Plan(
+        workload, compare.parse_arms(arms), tuple(start or [2036]), tokens, rounds, warm_up, budget, hard
+    )
+    wanted = [plan.scenario(arm, first) for first in plan.starts for arm in plan.arms]
+    with open_page(profile, flag or [], browser, headed, timeout, built, *wanted) as (runner, status):
+        found = compare.run_plan(
+            plan,
+            lambda scenario: runner.run(scenario, lambda _: None, lambda _: None),
+            lambda text: status.update(escape(text)),
+        )
+    if not found:
+        raise RunError("stopped before the first run was complete", "Cancelled")
+    console.print(compare.table(plan, found))
+    if any(summary.is_software(run.record) for run in found):
+        console.print(SOFTWARE_NOTE)
+    if json:
+        records.write(compare.as_json(plan, found), json)
+        console.print(f"written: {json}", highlight=False, soft_wrap=True)
+    check = report.same_results([[run.record for run in found if run.start == first] for first in plan.starts])
+    if not check.holds:
+        raise RunError(check.text, "Divergence")
+    if len(found) < plan.rounds * len(wanted):
+        raise RunError("stopped before the last run", "Cancelled")
+
+
 class Printer:
     """Writes the answer to standard output as it comes; the spinner gives way to it."""
 
@@ -223,10 +291,11 @@ def open_page(
     *wanted: Scenario,
 ) -> Iterator[tuple[PageRunner, Status]]:
     """The page of ``built``, else of the up-to-date dist/, in a browser; and the spinner that says what it is doing."""
-    with_model = any(scenario.file is None for scenario in wanted)
+    bundled = [scenario for scenario in wanted if scenario.file is None and scenario.workload is None]
+    with_model = bool(bundled)
     site = load_site(built) if built else build_with_progress(with_model=with_model)
-    for scenario in wanted:
-        if scenario.file is None and site.model(scenario.model) is None:
+    for scenario in bundled:
+        if site.model(scenario.model) is None:
             known = ", ".join(entry["id"] for entry in site.manifest["models"]) or "none"
             raise SetupError(
                 f"the site has no model {scenario.model!r} (it has: {known}). Give the path of a .gguf file."
@@ -251,4 +320,4 @@ def print_runs(found: list[Record]) -> None:
         console.print(summary.token_table(record))
     console.print(summary.summary_table(found))
     if any(summary.is_software(record) for record in found):
-        console.print("[yellow]Software adapter: the times are those of this machine's CPU, not of a GPU.[/]")
+        console.print(SOFTWARE_NOTE)

@@ -58,6 +58,12 @@ def same_tokens(records: Sequence[Record]) -> Check:
     return Check(True, f"All {len(records)} runs gave the same {shared} tokens.")
 
 
+def same_results(groups: Sequence[Sequence[Record]]) -> Check:
+    """``same_tokens`` of each group of runs of the same work."""
+    checks = [same_tokens(group) for group in groups if group]
+    return next((check for check in checks if not check.holds), checks[-1])
+
+
 def render(records: Sequence[Record]) -> str:
     """The report's HTML.  SetupError when the records do not belong in one chart."""
     _refuse_mixtures(records)

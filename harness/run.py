@@ -27,6 +27,11 @@ _STATE = """() => ({
 })"""
 _INVALID = """() => [...document.querySelectorAll("#scenario :invalid")].filter((control) => control.name)
   .map((control) => `${control.name}=${control.value}: ${control.validationMessage}`)"""
+# Shown, so that they can be filled; and without what an earlier scenario left there.
+_CLEAR_OPTIONS = """() => {
+  for (const details of document.querySelectorAll("#cache details")) details.open = true;
+  for (const control of document.querySelectorAll('[name^="option-"]')) control.value = control.defaultValue ?? "";
+}"""
 OnText = Callable[[str], None]
 
 
@@ -123,10 +128,24 @@ class PageRunner:
             radio.check(force=True)
         if scenario.file:
             page.set_input_files("#file", scenario.file)
+        page.evaluate(_CLEAR_OPTIONS)
         for name, value in scenario.fields.items():
-            page.locator(f'[name="{name}"]').fill(value, force=True)
-        page.locator('input[name="raw"]').set_checked(scenario.raw, force=True)
-        page.locator('select[name="eos"]').select_option(scenario.eos, force=True)
+            self._set(name, value)
+        page.locator('input[name="hard"]').set_checked(scenario.hard_budget, force=True)
+        if scenario.workload is None:
+            page.locator('input[name="raw"]').set_checked(scenario.raw, force=True)
+            page.locator('select[name="eos"]').select_option(scenario.eos, force=True)
+
+    def _set(self, name: str, value: str) -> None:
+        """Type into a control, or choose."""
+        control = self._page.locator(f'[name="{name}"]')
+        kind = control.evaluate("node => node.type")
+        if kind == "select-one":
+            control.select_option(value, force=True)
+        elif kind == "checkbox":
+            control.set_checked(value.lower() == "true", force=True)
+        else:
+            control.fill(value, force=True)
 
     def _follow(self, on_text: OnText, on_phase: OnText, interrupt: Interrupt) -> None:
         """Until the run has ended: hand on the answer as it grows.  RunError when it failed or took too long."""

@@ -1,6 +1,7 @@
 """What a run is asked to do, in the words of the page's form."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -16,9 +17,13 @@ class Kv(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run.  ``model`` is a bundled model's id or a path; None leaves a number to the page's default."""
+    """One run.  ``model`` is a bundled model's id or a path; None leaves a number to the page's default.
 
-    prompt: str
+    ``workload`` takes the place of the model and its prompt: it fills ``start`` positions, then grows by one per token.
+    ``policy_options`` are texts, as typed into the page's form; ``budget_mib`` is the pool's.
+    """
+
+    prompt: str = ""
     model: str = "smollm2"
     raw: bool = False
     tokens: int = 64
@@ -32,11 +37,23 @@ class Scenario:
     seed: int = 0
     stop: tuple[str, ...] = ()
     top_logits: int = 0
+    workload: str | None = None
+    start: int | None = None
+    policy_options: Mapping[str, str] = field(default_factory=dict)
+    budget_mib: int | None = None
+    hard_budget: bool = False
 
     def __post_init__(self) -> None:
-        known = policies()
-        if self.policy not in known:
-            raise SetupError(f"there is no policy {self.policy!r}. Choose one of: {', '.join(known)}.")
+        _check_policy(self.policy, self.policy_options)
+        if self.workload is not None:
+            known = workloads()
+            if self.workload not in known:
+                raise SetupError(f"there is no workload {self.workload!r}. Choose one of: {', '.join(known)}.")
+            if self.prompt:
+                raise SetupError(f"{self.workload} has no model and takes no prompt.")
+            return
+        if self.start is not None:
+            raise SetupError("--from is for a workload: a model starts at its prompt.")
         if self.file is not None and not self.file.is_file():
             raise SetupError(
                 f"{self.model}: no such file. Give the id of a bundled model (smollm2) or a path to a .gguf."
@@ -47,27 +64,38 @@ class Scenario:
     @property
     def file(self) -> Path | None:
         """The model's path, when ``model`` is one rather than an id."""
+        if self.workload is not None:
+            return None
         is_path = self.model.endswith(".gguf") or "/" in self.model or "\\" in self.model
         return Path(self.model).expanduser().resolve() if is_path else None
 
     @property
     def radios(self) -> dict[str, str]:
-        return {"model": "file" if self.file else self.model, "kv": self.kv, "policy": self.policy}
+        model = self.workload or ("file" if self.file else self.model)
+        return {"model": model, "kv": self.kv, "policy": self.policy}
 
     @property
     def fields(self) -> dict[str, str]:
         """The text and number controls, as a person would type them; empty is the page's default."""
-        values = {
+        optional: dict[str, object] = {"budget": self.budget_mib}
+        values: dict[str, object] = {
             "tokens": self.tokens,
-            "context": "" if self.context is None else self.context,
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "seed": self.seed,
-            "top_logits": self.top_logits,
-            "stop": "|".join(map(escape_stop, self.stop)),
-            "prompt": self.prompt,
+            **{f"option-{k}": v for k, v in self.policy_options.items()},
         }
+        if self.workload is not None:
+            optional["start"] = self.start
+        else:
+            optional["context"] = self.context
+            values |= {
+                "temperature": self.temperature,
+                "top_k": self.top_k,
+                "top_p": self.top_p,
+                "seed": self.seed,
+                "top_logits": self.top_logits,
+                "stop": "|".join(map(escape_stop, self.stop)),
+                "prompt": self.prompt,
+            }
+        values |= {name: "" if value is None else value for name, value in optional.items()}
         return {name: str(value) for name, value in values.items()}
 
 
@@ -79,11 +107,32 @@ def escape_stop(text: str) -> str:
     return "".join(_ESCAPES.get(char, char) for char in text)
 
 
-def policies() -> tuple[str, ...]:
-    """The names of the package's cache policies."""
-    from stepwell.memory.policies import POLICIES
+def workloads() -> tuple[str, ...]:
+    """The names of the package's workloads."""
+    from stepwell.decode.kv_pattern import WORKLOADS
 
-    return tuple(POLICIES)
+    return tuple(WORKLOADS)
+
+
+def _check_policy(name: str, options: Mapping[str, str]) -> None:
+    from stepwell.errors import BadRequest
+    from stepwell.memory.policies import make_policy
+
+    try:
+        make_policy(name, **options)
+    except BadRequest as error:
+        raise SetupError(str(error)) from error
+
+
+def read_options(texts: Sequence[str]) -> dict[str, str]:
+    """``name=value`` texts of ``--policy-option``."""
+    options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise SetupError(f"--policy-option {text!r}: write it as name=value.")
+        options[name.strip()] = value.strip()
+    return options
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:

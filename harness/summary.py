@@ -108,7 +108,9 @@ def size(count: float) -> str:
 
 def token_table(record: Record) -> Table:
     """The first tokens, every size-class boundary and the last token, with their times and counters."""
-    table = _table(f"{label(record)}: per token", f"token 0 is the prefill of {len(record['prompt_ids'])} tokens")
+    scenario = record["scenario"]
+    fills = f"{scenario['start']:,} positions" if scenario.get("workload") else f"{len(record['prompt_ids'])} tokens"
+    table = plain_table(f"{label(record)}: per token", f"token 0 is the prefill of {fills}")
     for name in ("#", "pos", *_COLUMNS, "in use MiB", "reserved MiB"):
         table.add_column(name, justify="right")
     tokens = record["tokens"]
@@ -132,7 +134,9 @@ def token_table(record: Record) -> Table:
 
 def summary_table(records: Iterable[Record]) -> Table:
     """One row per run."""
-    table = _table("decode steps", "ms: median, 90th percentile, maximum; groups, new and reused are means per step")
+    table = plain_table(
+        "decode steps", "ms: median, 90th percentile, maximum; groups, new and reused are means per step"
+    )
     for name in ("run", "n", "first", "median", "p90", "max", "tok/s", "encode", "groups", "new", "reused", "peak MiB"):
         table.add_column(name, justify="left" if name == "run" else "right")
     for record in records:
@@ -162,7 +166,7 @@ _COLUMNS = {
 }
 
 
-def _table(title: str, caption: str) -> Table:
+def plain_table(title: str, caption: str) -> Table:
     """A table narrow enough for 80 columns."""
     return Table(
         title=escape(title),

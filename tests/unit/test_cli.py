@@ -20,7 +20,7 @@ from tests.run_records import make_record
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
 
 
-@pytest.mark.parametrize("command", ["site", "serve", "run", "demo", "setup"])
+@pytest.mark.parametrize("command", ["site", "serve", "run", "demo", "compare", "setup"])
 def test_every_command_has_help(command: str) -> None:
     shown = runner.invoke(cli.app, [command, "--help"])
     assert shown.exit_code == 0
@@ -32,6 +32,7 @@ def test_run_offers_what_it_must() -> None:
     scenario = (
         "model prompt prompt-file raw tokens policy kv ban-eos ignore-eos seed temperature top-k top-p context stop"
     )
+    scenario += " workload from policy-option budget hard"
     harness = "top-logits profile flag browser headed timeout json site"
     for option in f"{scenario} {harness}".split():
         assert f"--{option}" in shown
@@ -57,6 +58,13 @@ REFUSED = {
     "tokens": (["--prompt", "x", "--tokens", "0"], "tokens"),
     "stop": (["--prompt", "x", "--stop", ""], "stop string"),
     "option": (["--nonsense"], "nonsense"),
+    "workload": (["--workload", "kv9"], "kv64, kv16"),
+    "workload with a prompt": (["--workload", "kv64", "--prompt", "x"], "takes no prompt"),
+    "start of a model": (["--prompt", "x", "--from", "9"], "for a workload"),
+    "policy option": (["--prompt", "x", "--policy-option", "colour=red"], "no option 'colour'"),
+    "policy option's form": (["--prompt", "x", "--policy-option", "window"], "name=value"),
+    "policy option's value": (["--prompt", "x", "--policy-option", "window=0"], "window"),
+    "budget": (["--prompt", "x", "--budget", "0"], "budget"),
 }
 
 
@@ -189,6 +197,30 @@ def test_scenarios_reach_the_form(tmp_path: Path) -> None:
     assert Scenario("p").radios["model"] == "smollm2"
     for policy in POLICIES:
         assert Scenario("p", policy=policy).policy == policy
+
+
+def test_a_workload_reaches_the_form() -> None:
+    scenario = Scenario(
+        workload="kv16", start=99, tokens=5, kv=Kv.GROW, policy_options={"window": "4"}, budget_mib=1500
+    )
+    assert scenario.radios == {"model": "kv16", "kv": "grow", "policy": "adaptive"}
+    assert scenario.fields == {"tokens": "5", "start": "99", "option-window": "4", "budget": "1500"}
+    assert Scenario(workload="kv16").fields == {"tokens": "64", "start": "", "budget": ""}
+    assert Scenario("p", policy_options={"window": "4"}).fields["option-window"] == "4"
+
+
+def test_run_takes_a_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make_record([30, 10])
+    record["scenario"] |= {"workload": "kv64", "start": 99}
+    page = FakePage(record)
+    page.install(monkeypatch)
+    options = ["--policy-option", "window=4", "--budget", "9", "--hard"]
+    done = runner.invoke(cli.app, ["run", "--workload", "kv64", "--from", "99", "--kv", "grow", *options])
+    assert done.exit_code == 0, done.output
+    assert "token 0 is the prefill of 99 positions" in done.output
+    assert page.scenarios == [
+        Scenario(workload="kv64", start=99, kv=Kv.GROW, policy_options={"window": "4"}, budget_mib=9, hard_budget=True)
+    ]
 
 
 @pytest.mark.parametrize(("text", "escaped"), [("###", "###"), ("|", r"\|"), ("\t\\n", r"\t\\n")])
