@@ -1,14 +1,30 @@
-"""Every byte the pool owns, by role: what is reserved, in use and asked for, now and at the peak; and the counters.
+"""Every byte the pool owns, by role and by size class: reserved, in use and asked for, now and at the peak; counters.
 
 *Reserved* is the size of the buffers that exist, *in use* that of the acquired ones, *requested* what their callers
-asked for.  A free buffer stays on the account of the role that used it last.
+asked for; the difference of the last two is padding.  A free buffer stays on the account of the role that used it last.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
+from typing import TypedDict
 
 from stepwell.memory.buffer import Role
+
+
+class Eviction(StrEnum):
+    """Why a buffer was destroyed."""
+
+    LIMIT = "limit"  # the policy keeps no more free buffers of its size
+    WINDOW = "window"  # no recent run needed it
+    BUDGET = "budget"
+    OOM = "oom"
+    TRIM = "trim"  # the caller asked for it
+    POLICY = "policy"  # the policy was replaced
+    CLOSE = "close"
+    LOST = "lost"  # it died with its device
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +53,97 @@ class MemoryReport:
     misses: int
     bytes_created: int
     bytes_destroyed: int
+    cleared: int
+    bytes_cleared: int
     by_role: Mapping[str, RoleReport]
+    allocated_by_role: Mapping[str, int]  # bytes, from the pool's start, with buffers that came from other roles
+    freed_by_role: Mapping[str, int]
 
     @property
     def free_bytes(self) -> int:
         return self.reserved_bytes - self.in_use_bytes
 
+    @property
+    def padding_bytes(self) -> int:
+        return self.in_use_bytes - self.requested_bytes
 
-class _Account:
-    __slots__ = ("buffers", "in_use", "peak_reserved", "requested", "reserved")
+
+class Account:
+    """One role's reserved bytes."""
+
+    __slots__ = ("allocated", "buffers", "freed", "peak_reserved", "reserved")
 
     def __init__(self) -> None:
-        self.buffers = self.in_use = self.peak_reserved = self.requested = self.reserved = 0
+        self.allocated = self.buffers = self.freed = self.peak_reserved = self.reserved = 0
 
     def reserve(self, size: int) -> None:
         self.buffers += 1
+        self.allocated += size
         self.reserved += size
         if self.reserved > self.peak_reserved:
             self.peak_reserved = self.reserved
+
+    def give_up(self, size: int) -> None:
+        self.buffers -= 1
+        self.freed += size
+        self.reserved -= size
+
+
+class ClassRow(TypedDict):
+    """One size class of one role, as a page or a report shows it; sizes in bytes, everything else counts buffers."""
+
+    role: str
+    size: int
+    live: int
+    free: int
+    hits: int
+    misses: int
+    borrows: int
+    evictions: dict[str, int]
+    high_water: int
+    target: int | None
+
+
+class ClassStats:
+    """One role's buffers of one size.  The pool counts in it directly: it is on the path of every acquire."""
+
+    __slots__ = (
+        "borrows",
+        "buffers",
+        "created",
+        "evictions",
+        "first_miss_run",
+        "high_water",
+        "hits",
+        "last_miss_run",
+        "live",
+        "misses",
+        "requested",
+        "role",
+        "size",
+    )
+
+    def __init__(self, role: Role, size: int) -> None:
+        self.role, self.size = role, size
+        self.buffers = self.live = self.high_water = self.requested = 0
+        self.hits = self.misses = self.created = 0
+        self.borrows = 0  # leases to requests of a smaller class
+        self.evictions: Counter[str] = Counter()
+        self.first_miss_run = self.last_miss_run = -1
+
+    def row(self, target: int | None) -> ClassRow:
+        return {
+            "role": self.role.value,
+            "size": self.size,
+            "live": self.live,
+            "free": self.buffers - self.live,
+            "hits": self.hits,
+            "misses": self.misses,
+            "borrows": self.borrows,
+            "evictions": dict(self.evictions),
+            "high_water": self.high_water,
+            "target": target,
+        }
 
 
 class Ledger:
@@ -62,8 +151,11 @@ class Ledger:
 
     __slots__ = (
         "_accounts",
+        "bytes_cleared",
         "bytes_created",
         "bytes_destroyed",
+        "classes",
+        "cleared",
         "created",
         "destroyed",
         "hits",
@@ -71,73 +163,101 @@ class Ledger:
         "misses",
         "peak_in_use_bytes",
         "peak_reserved_bytes",
-        "requested_bytes",
         "reserved_bytes",
     )
 
     def __init__(self) -> None:
-        self._accounts = {role: _Account() for role in Role}
-        self.reserved_bytes = self.in_use_bytes = self.requested_bytes = 0
+        self._accounts = {role: Account() for role in Role}
+        self.classes: dict[tuple[Role, int], ClassStats] = {}
+        self.reserved_bytes = self.in_use_bytes = 0
         self.peak_reserved_bytes = self.peak_in_use_bytes = 0
         self.created = self.destroyed = self.hits = self.misses = 0
         self.bytes_created = self.bytes_destroyed = 0
+        self.cleared = self.bytes_cleared = 0
 
-    def note_created(self, size: int, role: Role) -> None:
-        """A buffer was created because no free one fitted (a miss)."""
-        self.misses += 1
+    @property
+    def requested_bytes(self) -> int:
+        return sum(stats.requested for stats in self.classes.values())
+
+    def stats(self, role: Role, size: int) -> ClassStats:
+        found = self.classes.get((role, size))
+        if found is None:
+            found = self.classes[role, size] = ClassStats(role, size)
+        return found
+
+    def note_created(self, stats: ClassStats, run: int, missed: bool = True) -> None:
+        """A buffer was created: because no free one fitted (a miss), or ahead of its need."""
+        size = stats.size
+        if missed:
+            self.misses += 1
+            stats.misses += 1
+            if stats.first_miss_run < 0:
+                stats.first_miss_run = run
+            stats.last_miss_run = run
+        stats.created += 1
+        stats.buffers += 1
         self.created += 1
         self.bytes_created += size
         self.reserved_bytes += size
         if self.reserved_bytes > self.peak_reserved_bytes:
             self.peak_reserved_bytes = self.reserved_bytes
-        self._accounts[role].reserve(size)
+        self._accounts[stats.role].reserve(size)
 
-    def note_reused(self, size: int, role: Role, last_role: Role) -> None:
-        """A free buffer is handed out again (a hit), perhaps to another role than before."""
-        self.hits += 1
-        if role is not last_role:
-            account = self._accounts[last_role]
-            account.buffers -= 1
-            account.reserved -= size
-            self._accounts[role].reserve(size)
+    def moved(self, old: ClassStats, role: Role) -> ClassStats:
+        """A buffer goes to the account of another role; returns its new class.  It must not be leased."""
+        old.buffers -= 1
+        self._accounts[old.role].give_up(old.size)
+        new = self.stats(role, old.size)
+        new.buffers += 1
+        self._accounts[role].reserve(old.size)
+        return new
 
-    def note_acquired(self, size: int, requested: int, role: Role) -> None:
-        self.in_use_bytes += size
-        self.requested_bytes += requested
-        if self.in_use_bytes > self.peak_in_use_bytes:
-            self.peak_in_use_bytes = self.in_use_bytes
-        account = self._accounts[role]
-        account.in_use += size
-        account.requested += requested
-
-    def note_released(self, size: int, requested: int, role: Role) -> None:
-        self.in_use_bytes -= size
-        self.requested_bytes -= requested
-        account = self._accounts[role]
-        account.in_use -= size
-        account.requested -= requested
-
-    def note_destroyed(self, size: int, role: Role) -> None:
+    def note_destroyed(self, stats: ClassStats, cause: Eviction) -> None:
+        size = stats.size
+        stats.buffers -= 1
+        stats.evictions[cause.value] += 1
         self.destroyed += 1
         self.bytes_destroyed += size
         self.reserved_bytes -= size
-        account = self._accounts[role]
-        account.buffers -= 1
-        account.reserved -= size
+        self._accounts[stats.role].give_up(size)
+
+    def note_released(self, stats: ClassStats, requested: int) -> None:
+        stats.live -= 1
+        stats.requested -= requested
+        self.in_use_bytes -= stats.size
+
+    def note_acquired(self, stats: ClassStats, requested: int) -> None:
+        stats.live += 1
+        if stats.live > stats.high_water:
+            stats.high_water = stats.live
+        stats.requested += requested
+        self.in_use_bytes += stats.size
+        if self.in_use_bytes > self.peak_in_use_bytes:
+            self.peak_in_use_bytes = self.in_use_bytes
 
     def reset_peaks(self) -> None:
-        """Measure peaks from here on: a run's peak is not that of the runs before it."""
+        """Measure peaks from here on: a run's peak is not that of the runs before it.
+
+        Classes without buffers are forgotten, with their counters.
+        """
         self.peak_reserved_bytes, self.peak_in_use_bytes = self.reserved_bytes, self.in_use_bytes
         for account in self._accounts.values():
             account.peak_reserved = account.reserved
+        self.classes = {key: stats for key, stats in self.classes.items() if stats.buffers}
+        for stats in self.classes.values():
+            stats.high_water = stats.live
 
     def reserved_by_role(self) -> dict[str, int]:
         """Reserved bytes of every role that has any."""
         return {role.value: account.reserved for role, account in self._accounts.items() if account.reserved}
 
     def report(self) -> MemoryReport:
+        in_use, requested = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
+        for stats in self.classes.values():
+            in_use[stats.role] += stats.live * stats.size
+            requested[stats.role] += stats.requested
         by_role = {
-            role.value: RoleReport(a.reserved, a.in_use, a.requested, a.peak_reserved, a.buffers)
+            role.value: RoleReport(a.reserved, in_use[role], requested[role], a.peak_reserved, a.buffers)
             for role, a in self._accounts.items()
         }
         return MemoryReport(
@@ -152,5 +272,54 @@ class Ledger:
             misses=self.misses,
             bytes_created=self.bytes_created,
             bytes_destroyed=self.bytes_destroyed,
+            cleared=self.cleared,
+            bytes_cleared=self.bytes_cleared,
             by_role=MappingProxyType(by_role),
+            allocated_by_role=MappingProxyType({role.value: a.allocated for role, a in self._accounts.items()}),
+            freed_by_role=MappingProxyType({role.value: a.freed for role, a in self._accounts.items()}),
         )
+
+
+class Figures:
+    """Single figures of a pool's report, for reading before and after every token."""
+
+    ledger: Ledger
+
+    @property
+    def created(self) -> int:
+        return self.ledger.created
+
+    @property
+    def destroyed(self) -> int:
+        return self.ledger.destroyed
+
+    @property
+    def hits(self) -> int:
+        return self.ledger.hits
+
+    @property
+    def misses(self) -> int:
+        return self.ledger.misses
+
+    @property
+    def bytes_created(self) -> int:
+        return self.ledger.bytes_created
+
+    @property
+    def bytes_destroyed(self) -> int:
+        return self.ledger.bytes_destroyed
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.ledger.reserved_bytes
+
+    @property
+    def in_use_bytes(self) -> int:
+        return self.ledger.in_use_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return self.ledger.peak_reserved_bytes
+
+    def report(self) -> MemoryReport:
+        return self.ledger.report()

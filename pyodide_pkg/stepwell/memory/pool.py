@@ -2,229 +2,431 @@
 
 What the pool guarantees, whatever the policy says:
 
-* a buffer has one lease at a time, and a lease ends once (PoolError otherwise);
+* a buffer has one lease at a time, and a lease ends once (StaleBuffer otherwise);
 * a buffer released since the last flush is not destroyed before the next one: recorded work may still use it;
+* until that flush it goes to commands of the same session only, not to what the CPU writes, another session or a lease
+  that is to be cleared (``State``): those get another buffer;
 * no size exceeds what the device can bind.
 
-A released buffer may be leased again before the flush where the policy does so.  That is right for use by commands
-(they run in order), not for queue writes: what is written from the CPU has the role UNIFORM, whose policy waits.
+Recording is what happens between an ``acquire`` and the next ``flush``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import TypeVar
 
-from stepwell.errors import DeviceLost, PoolError
-from stepwell.gpu.device import BufferUsage, Device
-from stepwell.memory.buffer import Buffer, Role
-from stepwell.memory.ledger import Ledger, MemoryReport
+from stepwell.errors import BudgetExceeded, DeviceLost, PolicyError, PoolError, StaleBuffer
+from stepwell.gpu.device import Device
+from stepwell.memory import recovery
+from stepwell.memory.budget import Budget
+from stepwell.memory.buffer import Buffer, Role, State, Zero
+from stepwell.memory.debug import Quarantine
+from stepwell.memory.events import Observer
+from stepwell.memory.inventory import USAGE, Inventory
+from stepwell.memory.ledger import ClassRow, Eviction, Figures
 from stepwell.memory.policies import make_policy
-from stepwell.memory.policies.base import Policy, Request, round_up
+from stepwell.memory.policies.base import Growing, Policy, Request, round_up
 from stepwell.memory.policies.disabled import Disabled
 from stepwell.memory.policies.lazy_release import LazyRelease
+from stepwell.memory.policies.options import OptionValue
 from stepwell.memory.policies.simple import Simple
+from stepwell.memory.slots import Slot
 
-_STORAGE = BufferUsage.STORAGE | BufferUsage.COPY_SRC | BufferUsage.COPY_DST
-USAGE: Mapping[Role, BufferUsage] = {
-    Role.WEIGHTS: _STORAGE,
-    Role.KV: _STORAGE,
-    Role.ACTIVATION: _STORAGE,
-    Role.WORKSPACE: _STORAGE,
-    Role.UNIFORM: BufferUsage.UNIFORM | BufferUsage.COPY_DST,
-    Role.STAGING: BufferUsage.MAP_READ | BufferUsage.COPY_DST,
-}
-_BINDING_LIMIT = {Role.UNIFORM: "maxUniformBufferBindingSize", Role.STAGING: "maxBufferSize"}
+__all__ = ["CHOSEN_ROLES", "USAGE", "BufferPool"]
+T = TypeVar("T")
 CHOSEN_ROLES = (Role.KV, Role.ACTIVATION, Role.WORKSPACE)
 """The roles that the chosen policy serves; the others have fixed ones, as in ONNX Runtime."""
+_HOST_ROLES = frozenset((Role.UNIFORM, Role.STAGING))
+"""Written or mapped by the CPU: never while recorded work may use the buffer."""
 
 
-class BufferPool:
-    """``policy``: a name in POLICIES or a Policy object of the caller's."""
+class BufferPool(Figures):
+    """``policy``: a name in POLICIES or a Policy object of the caller's.  ``debug``: see ``debug.py``.
 
-    def __init__(self, device: Device, policy: str | Policy = "adaptive") -> None:
-        self.device = device
-        self.ledger = Ledger()
+    ``budget_bytes`` limits reserved bytes and those of destroyed buffers that the GPU may still be using: before a
+    buffer is created, free ones are given up for it.  If that is not enough, a ``hard`` budget raises BudgetExceeded
+    (``make_room`` waits for the GPU; ``retrying`` does both), a soft one is exceeded by what is in use.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        policy: str | Policy = "adaptive",
+        budget_bytes: int | None = None,
+        hard: bool = False,
+        debug: bool = False,
+    ) -> None:
+        self.inventory = inventory = Inventory(device)
+        self.ledger = inventory.ledger
         self.policy = make_policy(policy) if isinstance(policy, str) else policy
+        self.budget = Budget(budget_bytes, hard)
         self._policy_of: dict[Role, Policy] = {
             Role.WEIGHTS: LazyRelease(),
             Role.UNIFORM: Simple(),
             Role.STAGING: Disabled(),
+            Role.PINNED: LazyRelease(),
             **dict.fromkeys(CHOSEN_ROLES, self.policy),
         }
-        self._limit = {role: _role_limit(role, device.info.limits) for role in Role}
-        self._owned: dict[int, tuple[int, Role]] = {}  # id → size and the role that used it last
-        self._leases: dict[int, tuple[Buffer, Request, Policy]] = {}
-        self._released: set[int] = set()  # since the last flush: recorded work may use them
-        self._condemned: list[int] = []  # to destroy at the flush
-        self._recording = False  # something was acquired since the last flush
+        self._slots = inventory.slots
+        self._parked: list[Slot] = []  # passed over by a lease that could not take them before the flush
+        self._quarantine = Quarantine() if debug else None
+        self._recording = False
         self._closed = False
 
-    def acquire(self, nbytes: int, role: Role, label: str = "", site: int = 0) -> Buffer:
-        """Lease a buffer of at least ``nbytes``.  Its contents are undefined: only a new one is zero."""
-        if self._closed:
-            raise PoolError(f"acquire of {nbytes:,} B for {label or role}: the pool is closed.")
-        request = Request(nbytes, role, site)
+    @property
+    def device(self) -> Device:
+        return self.inventory.device
+
+    # ---- leases -----------------------------------------------------------------------------------------------------
+
+    def acquire(
+        self,
+        nbytes: int,
+        role: Role,
+        label: str = "",
+        site: int = 0,
+        *,
+        zero: Zero = Zero.NEVER,
+        session: int = 0,
+        host: bool = False,
+    ) -> Buffer:
+        """Lease a buffer of at least ``nbytes``.  Only a new one is zero, unless ``zero`` asks for it.
+
+        ``session``: leases of another session are cleared in between.  ``host``: the CPU will write the buffer.
+        """
+        inventory = self.inventory
         policy = self._policy_of[role]
-        size = self._size(request, policy, label)
+        request = Request(nbytes, role, site)
+        size = policy.size_class(request)
+        if size > inventory.limits[role][0] or nbytes <= 0 or size < nbytes or self._closed:
+            size = self._fit(request, size, policy, label)
         buffer_id = policy.acquire(request, size)
         if buffer_id is None:
-            buffer_id = self.device.create_buffer(size, USAGE[role], label)
-            self.ledger.note_created(size, role)
+            slot = self._create(size, role, label, session)
         else:
-            self.ledger.note_reused(size, role, self._last_role(buffer_id, size))
-        self._owned[buffer_id] = (size, role)
+            slot = self._take(buffer_id, size, policy)
+            ordinary = zero is Zero.NEVER and session == slot.session
+            if slot.used_until > inventory.serial and (host or not ordinary or role in _HOST_ROLES):
+                slot.request, slot.policy = request, policy
+                self._parked.append(slot)
+                slot = self._create(size, role, label, session)
+            else:
+                self._note_hit(slot, role, size)
+                if not ordinary:
+                    inventory.clear(slot, nbytes, zero, session)
         self._recording = True
-        buffer = Buffer(buffer_id, size, nbytes, role, label, site)
-        self._leases[buffer_id] = (buffer, request, policy)
-        self.ledger.note_acquired(size, nbytes, role)
+        buffer = Buffer(slot.id, slot.size, nbytes, role, label, site, inventory.generation)
+        slot.lease, slot.request, slot.policy = buffer, request, policy
+        self.ledger.note_acquired(slot.stats, nbytes)
+        for observer in inventory.observers:
+            observer.acquired(buffer)
         return buffer
 
     def release(self, buffer: Buffer) -> None:
-        """End the lease.  The buffer goes back to its policy, and is destroyed at the next flush at the earliest."""
-        self.check(buffer)
-        _, request, policy = self._leases.pop(buffer.id)
-        self._released.add(buffer.id)
-        self.ledger.note_released(buffer.size, buffer.requested, buffer.role)
-        if policy is self._policy_of[buffer.role]:
-            self._retire(policy.release(buffer.id, request, buffer.size, self._recording))
+        """End the lease.  The buffer goes back to its policy, and is destroyed at the next flush at the earliest.
+
+        A lease that died with its device is released without effect.
+        """
+        slot = self._slots.get(buffer.id)
+        if slot is None or slot.lease is not buffer or slot.pins:
+            if buffer.generation != self.inventory.generation:
+                return
+            slot = self._slot_of(buffer)
+            raise PoolError(f"{_name(buffer)} is pinned {slot.pins} times: unpin it before the release.")
+        slot.lease = None
+        slot.used_until = self.inventory.serial + 1
+        if buffer.requested > slot.dirty_bytes:
+            slot.dirty_bytes = buffer.requested
+        self.ledger.note_released(slot.stats, buffer.requested)
+        for observer in self.inventory.observers:
+            observer.released(buffer)
+        policy = slot.policy
+        if policy is not self._policy_of[buffer.role]:
+            self._retire((buffer.id,), Eviction.POLICY)
+        elif slot.suspect:
+            self._retire((buffer.id,), Eviction.OOM)
+        elif self._quarantine is not None:
+            self._quarantine.add(slot)
         else:
-            self._retire((buffer.id,))  # leased under a policy that was replaced
+            given_up = policy.release(buffer.id, slot.request, slot.size, self._recording)
+            if given_up:
+                self._retire(given_up, Eviction.LIMIT)
 
     def check(self, buffer: Buffer) -> None:
-        """PoolError unless ``buffer`` is a lease of this pool that has not ended."""
-        lease = self._leases.get(buffer.id)
-        if lease is not None and lease[0] is buffer:
-            return
-        name = f"buffer {buffer.id} ({buffer.label or buffer.role}, {buffer.size:,} B)"
-        if buffer.id in self._owned:
-            raise PoolError(f"{name} was released already. Release each buffer once and do not use it afterwards.")
-        raise PoolError(f"{name} is not of this pool: it was released and destroyed, or comes from another pool.")
+        """StaleBuffer unless ``buffer`` is a lease of this pool that has not ended; DeviceLost if its device died."""
+        self._slot_of(buffer)
+
+    def state(self, buffer_id: int) -> State:
+        """Where a buffer is; one that the pool does not know is DESTROYED."""
+        return self.inventory.state(buffer_id)
+
+    def leases(self) -> Iterator[Buffer]:
+        """Everything that is leased."""
+        return (slot.lease for slot in self._slots.values() if slot.lease is not None)
+
+    def pin(self, buffer: Buffer) -> None:
+        """A recorded plan refers to the buffer: it cannot be released until it is unpinned as often."""
+        slot = self._slot_of(buffer)
+        slot.pins += 1
+        if slot.pins == 1:
+            self.inventory.move(slot, Role.PINNED)
+
+    def unpin(self, buffer: Buffer) -> None:
+        slot = self._slot_of(buffer)
+        if not slot.pins:
+            raise PoolError(f"{_name(buffer)} is not pinned.")
+        slot.pins -= 1
+        if not slot.pins:
+            self.inventory.move(slot, buffer.role)
+
+    # ---- time passes ------------------------------------------------------------------------------------------------
+
+    @property
+    def serial(self) -> int:
+        """The number of the last flush: remember it before a wait, give it to ``note_complete`` after it."""
+        return self.inventory.serial
+
+    @property
+    def run(self) -> int:
+        """The number of the run, from 1."""
+        return self.inventory.run
+
+    @property
+    def generation(self) -> int:
+        """How many devices were lost."""
+        return self.inventory.generation
 
     def flush(self) -> None:
         """Nothing recorded is unsubmitted any more: carry out what waited for that."""
-        self._released.clear()
+        self.inventory.flush(self._recording)
         self._recording = False
-        condemned, self._condemned = self._condemned, []
-        self._retire(condemned)
+        if self._parked:
+            parked, self._parked = self._parked, []
+            for slot in parked:
+                self._give_back(slot)
         for policy in self._policies():
-            self._retire(policy.flush())
+            self._retire(policy.flush(), Eviction.LIMIT, policy)
+        if self._quarantine is not None:
+            self._quarantine.flush(self.device, self.run)
+        for observer in self.inventory.observers:
+            observer.flushed(self.serial)
 
     def begin_run(self) -> None:
         """A decode step begins: flush, then the policies' windows turn over."""
         self.flush()
+        self.inventory.run += 1
+        self.budget.note_run()
+        if self._quarantine is not None:
+            self._quarantine.begin_run(self.run, self._give_back)
         for policy in self._policies():
-            self._retire(policy.begin_run())
+            self._retire(policy.begin_run(), Eviction.WINDOW, policy)
+        for observer in self.inventory.observers:
+            observer.run_began(self.run)
 
-    def set_policy(self, policy: str | Policy) -> None:
+    def note_complete(self, serial: int) -> None:
+        """The GPU has finished everything submitted up to the flush ``serial``: a read or a wait has returned."""
+        self.inventory.note_complete(serial)
+
+    def take_clears(self) -> dict[int, int]:
+        """Id → bytes (multiples of 4) to zero from the buffer's start, before anything else of the next program."""
+        return self.inventory.take_clears()
+
+    # ---- pressure and faults (see recovery.py) ----------------------------------------------------------------------
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes of destroyed buffers that the GPU may still be using."""
+        return self.inventory.in_flight.nbytes
+
+    def excess(self, nbytes: int) -> int:
+        """By how much the budget would be exceeded by ``nbytes`` more; 0 or less: they fit."""
+        return self.budget.excess(self.ledger.reserved_bytes + self.in_flight_bytes + nbytes)
+
+    def set_budget(self, budget_bytes: int | None, hard: bool = False) -> None:
+        """Another budget from now on; free buffers beyond it are given up."""
+        self.budget = Budget(budget_bytes, hard)
+        self.reclaim(self.excess(0), Eviction.BUDGET)
+
+    def reclaim(self, nbytes: int, cause: Eviction) -> None:
+        """Give up free buffers of ``nbytes`` in total, as far as there are any."""
+        for policy in self._policies():
+            if nbytes <= 0:
+                return
+            given_up = policy.reclaim(nbytes)
+            nbytes -= sum(self._slots[buffer_id].size for buffer_id in given_up if buffer_id in self._slots)
+            self._retire(given_up, cause, policy)
+
+    def give_up_free(self, cause: Eviction) -> None:
+        """Destroy every free buffer; those released since the last flush at the next one."""
+        for policy in self._policies():
+            self._retire(policy.drain(), cause, policy)
+        if self._quarantine is not None:
+            self._retire(self._quarantine.drain(), cause)
+
+    def trim(self) -> None:
+        """``give_up_free`` because the caller wants the memory back."""
+        self.give_up_free(Eviction.TRIM)
+
+    async def fence(self) -> None:
+        """Wait until the GPU has done all that was submitted."""
+        await recovery.fence(self)
+
+    async def make_room(self, nbytes: int) -> None:
+        """Destroy free buffers until ``nbytes`` more fit the budget, and wait until they are really gone."""
+        await recovery.make_room(self, nbytes)
+
+    async def retrying(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Run a transaction; when memory runs out, make room and run it once more."""
+        return await recovery.retrying(self, step)
+
+    def note_lost(self) -> None:
+        """The device is gone, and every buffer with it: forget them all.  What the policies learned stays."""
+        self.inventory.note_lost()
+        self._forget()
+
+    def rebuild(self, device: Device) -> None:
+        """Go on with another device: the books are empty, the high-water marks are there, old leases are dead."""
+        if self._slots:
+            self.inventory.note_lost()
+        self._forget()
+        self.inventory.attach(device)
+
+    # ---- policies and what to know about them -----------------------------------------------------------------------
+
+    def set_policy(self, policy: str | Policy, **options: OptionValue) -> None:
         """Serve from now on with another policy.  The old one's free buffers are destroyed, leased ones at release."""
-        new = make_policy(policy) if isinstance(policy, str) else policy
+        new = make_policy(policy, **options) if isinstance(policy, str) else policy
         if new is self.policy:
             return
         old, self.policy = self.policy, new
         self._policy_of.update(dict.fromkeys(CHOSEN_ROLES, new))
-        self._retire(old.drain())
+        self._retire(old.drain(), Eviction.POLICY, old)
 
-    def trim(self) -> None:
-        """Destroy every free buffer; those released since the last flush at the next one."""
-        for policy in self._policies():
-            self._retire(policy.drain())
+    def prepare_growth(self, nbytes: int, sites: Iterable[int], runs: int, at_most: int = 2) -> int:
+        """Create up to ``at_most`` of the KV buffers of ``nbytes`` that ``sites`` will ask for within ``runs`` runs.
 
-    def report(self) -> MemoryReport:
-        return self.ledger.report()
+        For the policies that plan (``adaptive``).  The buffers are cleared by the next program, so that no token pays
+        for their first use; what would exceed the budget is not created.  Returns how many were.
+        """
+        policy = self.policy
+        if not isinstance(policy, Growing):
+            return 0
+        made = 0
+        for _, size in policy.plan_growth([Request(nbytes, Role.KV, site) for site in sites])[:at_most]:
+            size = min(size, self.inventory.limits[Role.KV][0])
+            if self.excess(size) > 0:
+                break
+            slot = self.inventory.create(size, Role.KV, "ahead", 0, missed=False)
+            self.inventory.touch(slot, size)
+            policy.adopt(slot.id, size, runs)
+            made += 1
+        return made
 
-    # Single figures of the report, for reading before and after every token.
+    def observe(self, observer: Observer) -> None:
+        self.inventory.observers = (*self.inventory.observers, observer)
 
-    @property
-    def created(self) -> int:
-        return self.ledger.created
+    def unobserve(self, observer: Observer) -> None:
+        self.inventory.observers = tuple(other for other in self.inventory.observers if other is not observer)
 
-    @property
-    def destroyed(self) -> int:
-        return self.ledger.destroyed
-
-    @property
-    def hits(self) -> int:
-        return self.ledger.hits
-
-    @property
-    def misses(self) -> int:
-        return self.ledger.misses
-
-    @property
-    def bytes_created(self) -> int:
-        return self.ledger.bytes_created
-
-    @property
-    def bytes_destroyed(self) -> int:
-        return self.ledger.bytes_destroyed
-
-    @property
-    def reserved_bytes(self) -> int:
-        return self.ledger.reserved_bytes
-
-    @property
-    def in_use_bytes(self) -> int:
-        return self.ledger.in_use_bytes
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        return self.ledger.peak_reserved_bytes
+    def classes(self) -> list[ClassRow]:
+        """Per role and size: buffers now, counters since ``ledger.reset_peaks``; the most bytes first."""
+        targets = ((stats, self._policy_of[stats.role]) for stats in self.ledger.classes.values())
+        rows = [stats.row(policy.target(stats.size, stats.role)) for stats, policy in targets]
+        return sorted(rows, key=lambda row: -row["size"] * (row["live"] + row["free"]))
 
     def close(self) -> None:
         """Destroy everything, leased buffers too.  Safe to call twice, and after the device was lost."""
         self._closed = True
-        for policy in self._policies():
-            policy.drain()
-        for buffer, _, _ in self._leases.values():
-            self.ledger.note_released(buffer.size, buffer.requested, buffer.role)
-        self._leases.clear()
-        self._released.clear()
-        self._condemned.clear()
-        for buffer_id in list(self._owned):
-            try:
-                self._destroy(buffer_id)
-            except DeviceLost:
-                continue  # it died with the device
+        self._forget()
+        self.inventory.close()
 
-    def _size(self, request: Request, policy: Policy, label: str) -> int:
-        nbytes = request.nbytes
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _fit(self, request: Request, size: int, policy: Policy, label: str) -> int:
+        """The size to reserve where the class is not what to reserve: the limit is lower, or the request is bad."""
+        nbytes, role, _ = request
+        where = f"acquire of {nbytes:,} B for {label or role}"
+        if self._closed:
+            raise PoolError(f"{where}: the pool is closed.")
         if nbytes <= 0:
-            raise PoolError(f"acquire of {nbytes} B for {label or request.role}: ask for 1 B or more.")
-        limit, name = self._limit[request.role]
+            raise PoolError(f"{where}: ask for 1 B or more.")
+        limit, name = self.inventory.limits[role]
         if nbytes > limit:
             raise PoolError(
-                f"acquire of {nbytes:,} B for {label or request.role}; the device allows {limit:,} B ({name}). "
-                "Use a smaller context or a quantised model."
+                f"{where}; the device allows {limit:,} B ({name}). Use a smaller context or a quantised model."
             )
-        size = policy.size_class(request)
-        return size if size <= limit else min(round_up(nbytes, 256), limit)
+        if size < nbytes:
+            raise PolicyError(f"{type(policy).__name__} reserves {size:,} B for a request of {nbytes:,} B.")
+        # A KV tensor grows on: at the limit it has one last class, not a size of its own on every token.
+        return limit if role is Role.KV else min(round_up(nbytes, 256), limit)
 
-    def _last_role(self, buffer_id: int, size: int) -> Role:
-        """The role that used a free buffer last; PoolError if the policy may not hand it out."""
-        owned_size, last_role = self._owned.get(buffer_id, (0, Role.WORKSPACE))
-        if owned_size != size or buffer_id in self._leases:
-            state = "leased" if buffer_id in self._leases else f"{owned_size:,} B"
-            raise PoolError(f"{type(self.policy).__name__} handed out buffer {buffer_id} ({state}) for {size:,} B.")
-        return last_role
+    def _create(self, size: int, role: Role, label: str, session: int) -> Slot:
+        if self.budget.limit is not None:
+            self._meet_budget(self.budget.limit, size, role, label)
+        return self.inventory.create(size, role, label, session)
+
+    def _meet_budget(self, limit: int, size: int, role: Role, label: str) -> None:
+        self.reclaim(self.excess(size), Eviction.BUDGET)
+        if not self.budget.hard or self.excess(size) <= 0:
+            return
+        in_use, in_flight = self.in_use_bytes, self.in_flight_bytes
+        free = self.reserved_bytes - in_use
+        raise BudgetExceeded(
+            f"{size:,} B for {label or role} do not fit the budget of {limit:,} B: {in_use:,} B are in use, "
+            f"{in_flight:,} B destroyed but in flight, {free:,} B free. Abandon the step and await make_room, raise "
+            "the budget, or use a smaller context.",
+            requested=size, budget=limit, in_use=in_use, in_flight=in_flight, free=free,
+        )  # fmt: skip
+
+    def _take(self, buffer_id: int, size: int, policy: Policy) -> Slot:
+        """The free buffer that a policy hands out; PolicyError if it may not."""
+        slot = self._slots.get(buffer_id)
+        if slot is None or slot.lease is not None or slot.size < size or slot.condemned:
+            state = f"{slot.size:,} B, {self.state(buffer_id)}" if slot is not None else "unknown"
+            raise PolicyError(f"{type(policy).__name__} handed out buffer {buffer_id} ({state}) for {size:,} B.")
+        return slot
+
+    def _note_hit(self, slot: Slot, role: Role, size: int) -> None:
+        if slot.role is not role:
+            self.inventory.move(slot, role)
+        self.ledger.hits += 1
+        slot.stats.hits += 1
+        if slot.size > size:
+            slot.stats.borrows += 1
+
+    def _give_back(self, slot: Slot) -> None:
+        """Hand a buffer that was kept aside to its policy, if that still serves."""
+        if slot.policy is not self._policy_of[slot.request.role]:
+            self._retire((slot.id,), Eviction.POLICY)
+        else:
+            self._retire(slot.policy.release(slot.id, slot.request, slot.size, False), Eviction.LIMIT)
+
+    def _slot_of(self, buffer: Buffer) -> Slot:
+        """The buffer behind a lease that has not ended; StaleBuffer or DeviceLost."""
+        slot = self._slots.get(buffer.id)
+        if slot is not None and slot.lease is buffer:
+            return slot
+        if buffer.generation != self.generation:
+            raise DeviceLost(f"{_name(buffer)} died with its device. Rebuild the session and prefill again.")
+        if slot is not None:
+            raise StaleBuffer(f"{_name(buffer)} was released already. Release each buffer once, then leave it alone.")
+        raise StaleBuffer(f"{_name(buffer)} is not of this pool: it was released and destroyed, or is another pool's.")
 
     def _policies(self) -> Iterable[Policy]:
-        """Each policy once."""
-        return dict.fromkeys(self._policy_of.values())
+        """Each policy once, the chosen one first."""
+        return dict.fromkeys((self.policy, *self._policy_of.values()))
 
-    def _retire(self, buffer_ids: Iterable[int]) -> None:
-        """Destroy buffers that a policy gave up: now, or at the flush if recorded work may use them."""
-        for buffer_id in buffer_ids:
-            if buffer_id in self._leases:
-                raise PoolError(f"{type(self.policy).__name__} gave up buffer {buffer_id}, which is leased.")
-            if buffer_id in self._released:
-                self._condemned.append(buffer_id)
-            else:
-                self._destroy(buffer_id)
+    def _retire(self, buffer_ids: Iterable[int], cause: Eviction, policy: Policy | None = None) -> None:
+        self.inventory.retire(buffer_ids, cause, policy or self.policy)
 
-    def _destroy(self, buffer_id: int) -> None:
-        self.ledger.note_destroyed(*self._owned.pop(buffer_id))
-        self.device.destroy(buffer_id)
+    def _forget(self) -> None:
+        """No buffer is kept aside or free any more."""
+        for policy in self._policies():
+            policy.drain()
+        if self._quarantine is not None:
+            self._quarantine.drain()
+        self._parked.clear()
+        self._recording = False
 
 
-def _role_limit(role: Role, limits: Mapping[str, int]) -> tuple[int, str]:
-    """The largest buffer of a role in bytes (a multiple of 4), and the limit that says so."""
-    name = min(("maxBufferSize", _BINDING_LIMIT.get(role, "maxStorageBufferBindingSize")), key=lambda n: limits[n])
-    return limits[name] // 4 * 4, name
+def _name(buffer: Buffer) -> str:
+    return f"buffer {buffer.id} ({buffer.label or buffer.role}, {buffer.size:,} B)"

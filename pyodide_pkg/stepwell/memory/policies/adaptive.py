@@ -17,7 +17,7 @@ before newer (GreedyDual-Size: Cao and Irani 1997; Young 1998, "On-line file cac
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from stepwell.errors import BadRequest
 from stepwell.memory.buffer import Role
@@ -144,7 +144,7 @@ class Adaptive:
 
     # ---- growth ahead -----------------------------------------------------------------------------------------------
 
-    def plan_growth(self, requests: Iterable[Request]) -> list[tuple[Request, int]]:
+    def plan_growth(self, requests: Sequence[Request]) -> list[tuple[Request, int]]:
         """The buffers, with their sizes, that KV requests to come will need and that are not there yet.
 
         A class that was not in use takes two per request: one for the token that enters it, one for the next, while

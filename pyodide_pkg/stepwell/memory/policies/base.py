@@ -7,7 +7,7 @@ recording is the pool's business.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from stepwell.memory.buffer import Role
 
@@ -56,6 +56,17 @@ class Policy(Protocol):
 
     def target(self, size: int, role: Role) -> int | None:
         """How many free buffers of the class it would keep now; None: no limit."""
+
+
+@runtime_checkable
+class Growing(Protocol):
+    """A policy that can keep KV buffers which are not needed yet."""
+
+    def plan_growth(self, requests: Sequence[Request]) -> list[tuple[Request, int]]:
+        """The buffers, with their sizes, that KV requests to come will need and that are not there yet."""
+
+    def adopt(self, buffer_id: int, size: int, runs: int) -> None:
+        """Keep a new buffer for ``runs`` runs at most, until a request takes it."""
 
 
 def round_up(nbytes: int, multiple: int) -> int:

@@ -1,0 +1,52 @@
+"""Debug mode: a released buffer is overwritten, and kept out of use for some runs.
+
+A command that still reads it then reads a conspicuous pattern (as f32: -2.87e-16) instead of plausible old values.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from stepwell.gpu.device import Device
+from stepwell.memory.slots import Slot
+
+POISON = 0xA5
+QUARANTINE_RUNS = 2
+_CHUNK_BYTES = 1 << 20
+
+
+class _Inmate(NamedTuple):
+    slot: Slot
+    since_run: int
+
+
+class Quarantine:
+    """Released buffers on their way back to their policy."""
+
+    def __init__(self, runs: int = QUARANTINE_RUNS) -> None:
+        self._runs = runs
+        self._fresh: list[Slot] = []  # released since the last flush: recorded commands may use them
+        self._inmates: list[_Inmate] = []
+
+    def add(self, slot: Slot) -> None:
+        self._fresh.append(slot)
+
+    def flush(self, device: Device, run: int) -> None:
+        """Everything recorded was submitted: a queue write now comes after it."""
+        for slot in self._fresh:
+            chunk = bytes([POISON]) * min(slot.size, _CHUNK_BYTES)
+            for offset in range(0, slot.size, len(chunk)):
+                device.write_buffer(slot.id, offset, chunk[: slot.size - offset])
+            slot.dirty_bytes = slot.size
+            self._inmates.append(_Inmate(slot, run))
+        self._fresh.clear()
+
+    def begin_run(self, run: int, give_back: Callable[[Slot], None]) -> None:
+        while self._inmates and run - self._inmates[0].since_run >= self._runs:
+            give_back(self._inmates.pop(0).slot)
+
+    def drain(self) -> list[int]:
+        """Forget every buffer in it; their ids."""
+        ids = [slot.id for slot in self._fresh] + [inmate.slot.id for inmate in self._inmates]
+        self._fresh.clear()
+        self._inmates.clear()
+        return ids

@@ -1,0 +1,190 @@
+"""The buffers that exist: created, counted, zeroed and destroyed here, each when the GPU's queue allows it.
+
+Time is counted in flushes (``serial``): a buffer released now may be used by recorded commands until the next one, and
+by the GPU until it is done with what that flush submitted (``completed``).
+"""
+
+from collections.abc import Iterable, Mapping
+
+from stepwell.errors import DeviceLost, PolicyError
+from stepwell.gpu.device import BufferUsage, Device
+from stepwell.memory.buffer import Role, State, Zero
+from stepwell.memory.events import Observer
+from stepwell.memory.ledger import Eviction, Ledger
+from stepwell.memory.policies.base import round_up
+from stepwell.memory.slots import InFlight, Slot
+
+_STORAGE = BufferUsage.STORAGE | BufferUsage.COPY_SRC | BufferUsage.COPY_DST
+USAGE: Mapping[Role, BufferUsage] = {
+    Role.WEIGHTS: _STORAGE,
+    Role.KV: _STORAGE,
+    Role.ACTIVATION: _STORAGE,
+    Role.WORKSPACE: _STORAGE,
+    Role.UNIFORM: BufferUsage.UNIFORM | BufferUsage.COPY_DST,
+    Role.STAGING: BufferUsage.MAP_READ | BufferUsage.COPY_DST,
+    Role.PINNED: _STORAGE,
+}
+_BINDING_LIMIT = {Role.UNIFORM: "maxUniformBufferBindingSize", Role.STAGING: "maxBufferSize"}
+
+
+class Inventory:
+    """Knows the device and the books, and no policy."""
+
+    def __init__(self, device: Device) -> None:
+        self.ledger = Ledger()
+        self.slots: dict[int, Slot] = {}
+        self.in_flight = InFlight()
+        self.observers: tuple[Observer, ...] = ()
+        self.generation = 0  # how many devices were lost
+        self.serial = 0  # of the last flush
+        self.completed = 0  # the GPU is done with what was submitted up to this flush
+        self.run = 0
+        self._condemned: list[tuple[Slot, Eviction]] = []
+        self._clears: dict[int, int] = {}
+        self.attach(device)
+
+    def attach(self, device: Device) -> None:
+        self.device = device
+        self.limits = {role: _role_limit(role, device.info.limits) for role in Role}
+
+    def create(self, size: int, role: Role, label: str, session: int, missed: bool = True) -> Slot:
+        try:
+            buffer_id = self.device.create_buffer(size, USAGE[role], label)
+        except DeviceLost:
+            self.note_lost()
+            raise
+        stats = self.ledger.stats(role, size)
+        self.ledger.note_created(stats, self.run, missed)
+        slot = self.slots[buffer_id] = Slot(buffer_id, size, role, stats, self.serial + 1, session)
+        for observer in self.observers:
+            observer.created(buffer_id, size, role, label)
+        return slot
+
+    def retire(self, buffer_ids: Iterable[int], cause: Eviction, policy: object) -> None:
+        """Destroy buffers that ``policy`` gave up: now, or at the flush if recorded work may use them."""
+        for buffer_id in buffer_ids:
+            slot = self.slots.get(buffer_id)
+            if slot is None or slot.lease is not None or slot.condemned:
+                state = "which is leased" if slot is not None and slot.lease is not None else "which it does not have"
+                raise PolicyError(f"{type(policy).__name__} gave up buffer {buffer_id}, {state}.")
+            if slot.used_until > self.serial:
+                slot.condemned = True
+                self._condemned.append((slot, cause))
+            else:
+                self.destroy(slot, cause)
+
+    def destroy(self, slot: Slot, cause: Eviction) -> None:
+        try:
+            self.device.destroy(slot.id)
+        except DeviceLost:
+            self.note_lost()
+            raise
+        del self.slots[slot.id]
+        self._clears.pop(slot.id, None)
+        self.ledger.note_destroyed(slot.stats, cause)
+        if slot.used_until > self.completed:
+            self.in_flight.add(slot.used_until, slot.size)
+        for observer in self.observers:
+            observer.destroyed(slot.id, slot.size, cause)
+
+    def flush(self, recorded: bool) -> None:
+        """Everything recorded was submitted; ``recorded``: there was something."""
+        self.serial += 1
+        if not recorded and self.completed == self.serial - 1:
+            self.note_complete(self.serial)
+        condemned, self._condemned = self._condemned, []
+        for slot, cause in condemned:
+            self.destroy(slot, cause)
+
+    def note_complete(self, serial: int) -> None:
+        if serial > self.completed:
+            self.completed = serial
+            self.in_flight.settle(serial)
+
+    def state(self, buffer_id: int) -> State:
+        slot = self.slots.get(buffer_id)
+        if slot is None:
+            return State.DESTROYED
+        if slot.lease is not None:
+            return State.LIVE
+        if slot.used_until > self.serial:
+            return State.FREE_RECORDED
+        return State.FREE_SUBMITTED if slot.used_until > self.completed else State.FREE_COMPLETE
+
+    # ---- contents ---------------------------------------------------------------------------------------------------
+
+    def clear(self, slot: Slot, nbytes: int, zero: Zero, session: int) -> None:
+        """Have the next program zero what a lease of ``nbytes`` in ``session`` may not see."""
+        if session != slot.session:
+            nbytes = max(nbytes, slot.dirty_bytes)  # a whole binding shows the tail too
+        elif zero is Zero.IF_DIRTY:
+            nbytes = min(nbytes, slot.dirty_bytes)
+        slot.session = session
+        nbytes = min(round_up(nbytes, 4), slot.size)
+        if nbytes:
+            if nbytes >= slot.dirty_bytes:
+                slot.dirty_bytes = 0
+            self.touch(slot, nbytes)
+
+    def touch(self, slot: Slot, nbytes: int) -> None:
+        self._clears[slot.id] = max(nbytes, self._clears.get(slot.id, 0))
+        self.ledger.cleared += 1
+        self.ledger.bytes_cleared += nbytes
+
+    def take_clears(self) -> dict[int, int]:
+        clears, self._clears = self._clears, {}
+        return clears
+
+    # ---- accounts ---------------------------------------------------------------------------------------------------
+
+    def move(self, slot: Slot, role: Role) -> None:
+        """The buffer goes to the account of another role, with its lease if there is one."""
+        lease = slot.lease
+        if lease is not None:
+            self.ledger.note_released(slot.stats, lease.requested)
+        slot.stats = self.ledger.moved(slot.stats, role)
+        slot.role = role
+        if lease is not None:
+            self.ledger.note_acquired(slot.stats, lease.requested)
+
+    def doubt_unconfirmed(self) -> None:
+        """Memory ran out: leased buffers created since the GPU last finished may have no memory behind them."""
+        for slot in self.slots.values():
+            slot.suspect = slot.suspect or slot.born > self.completed
+
+    def note_failure(self, what: str) -> None:
+        for observer in self.observers:
+            observer.failed(what, self.ledger.reserved_bytes)
+
+    def note_lost(self) -> None:
+        """The device is gone, and every buffer with it: forget them all."""
+        self.note_failure("lost")
+        for slot in self.slots.values():
+            if slot.lease is not None:
+                self.ledger.note_released(slot.stats, slot.lease.requested)
+            self.ledger.note_destroyed(slot.stats, Eviction.LOST)
+        self.slots.clear()
+        self._condemned.clear()
+        self._clears.clear()
+        self.in_flight = InFlight()
+        self.completed = self.serial
+        self.generation += 1
+
+    def close(self) -> None:
+        """Destroy everything, leased buffers too."""
+        self._condemned.clear()
+        self._clears.clear()
+        try:
+            for slot in list(self.slots.values()):
+                if slot.lease is not None:
+                    self.ledger.note_released(slot.stats, slot.lease.requested)
+                    slot.lease = None
+                self.destroy(slot, Eviction.CLOSE)
+        except DeviceLost:
+            return  # the rest died with the device, and is off the books
+
+
+def _role_limit(role: Role, limits: Mapping[str, int]) -> tuple[int, str]:
+    """The largest buffer of a role in bytes (a multiple of 4), and the limit that says so."""
+    name = min(("maxBufferSize", _BINDING_LIMIT.get(role, "maxStorageBufferBindingSize")), key=lambda n: limits[n])
+    return limits[name] // 4 * 4, name
