@@ -6,6 +6,9 @@ const KEPT_RUNS = 26;
 /** Runs drawn at once, each in its own colour and dash (style.css has as many). */
 export const DRAWN_RUNS = 6;
 
+/** Steps of a workload in which every policy makes the first sets of tensors: the fill and the two after it. */
+export const WARM_UP = 3;
+
 /** One run: what was asked, and what has been measured so far. `tokens[0]` is the prefill. */
 class Run {
   constructor(count, request, model, comparison) {
@@ -25,9 +28,14 @@ class Run {
     return `${this.label} ${this.request.policy}, ${this.request.kv}`;
   }
 
-  /** The decode steps: everything but the prefill. */
+  /** The decode steps: everything but the prefill, and but the warm-up of a workload. */
   get steps() {
-    return this.tokens.slice(1);
+    return this.tokens.slice(this.request.workload ? WARM_UP : 1);
+  }
+
+  /** What `steps` leaves out. */
+  get prefill() {
+    return this.tokens.slice(0, this.request.workload ? WARM_UP : 1);
   }
 }
 

@@ -57,6 +57,20 @@ def test_a_run_through_the_form(runner: PageRunner) -> None:
     assert all(len(token["top_logits"]) == 2 for token in record["tokens"])
 
 
+def test_a_workload_through_the_form(runner: PageRunner) -> None:
+    scenario = Scenario(
+        workload="kv16", start=300, tokens=4, kv=Kv.GROW, policy="bucket", policy_options={"era": "A"}, budget_mib=900
+    )
+    record = runner.run(scenario)
+    asked = {"workload": "kv16", "start": 300, "tokens": 4, "policy_options": {"era": "A"}, "budget_mib": 900}
+    assert {name: record["scenario"][name] for name in asked} == asked
+    assert [token["position"] for token in record["tokens"]] == [300, 301, 302, 303]
+    again = runner.run(Scenario(workload="kv16", start=300, tokens=4, policy="bucket"))  # static; nothing is left over
+    assert again["scenario"]["policy_options"] == {}
+    assert again["scenario"]["budget_mib"] is None
+    assert again["token_ids"] == record["token_ids"]
+
+
 def test_the_next_run_starts_from_a_clean_answer(runner: PageRunner) -> None:
     said: list[str] = []
     record = runner.run(Scenario("1, 2, 3,", tokens=3, raw=True), said.append)

@@ -31,6 +31,8 @@ def test_a_workload_needs_no_model_and_no_prompt(open_page: Opened) -> None:
     assert message["request"] == {"workload": "kv64", "start": 2036, "policy": "bucket", "kv": "grow", "tokens": 5}
     assert page.evaluate("stepwell.record.tokens[0].position") == 2036
     assert page.evaluate("stepwell.error") is None
+    assert "2 decode steps; the fill and the two steps after it" in page.inner_text("#answer-panel .figures + .note")
+    assert "(2,036 positions)" in page.inner_text("#latency .note")
     page.check("[name=model][value=file]")
     expect(page.locator("#prompt")).to_be_visible()
     assert open_page.problems == []

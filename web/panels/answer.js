@@ -162,7 +162,10 @@ function figures(bus) {
       figure(number(now.created_per_token), "buffers created/token"),
       figure(`${number(now.reserved_ratio)}×`, "reserved ÷ in use"),
     );
-    note.textContent = `Run ${run.name}: ${plural(now.n, "decode step")}; the prefill counts as the first token only.`;
+    const rest = run.request.workload
+      ? "the fill and the two steps after it, in which every policy makes its first tensors, do not count"
+      : "the prefill counts as the first token only";
+    note.textContent = `Run ${run.name}: ${plural(now.n, "decode step")}; ${rest}.`;
   });
   bus.on(ON_PAGE.RUNS, ({ current }) => {
     run = current;

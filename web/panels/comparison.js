@@ -1,12 +1,11 @@
 import { element, onNextFrame, scroller, table } from "../dom.js";
 import { number, plural } from "../format.js";
 import { ON_PAGE } from "../messages.js";
+import { WARM_UP } from "../runs.js";
 import { mean, median } from "../statistics.js";
 
 /** The arm that the others are divided by: the same commands on tensors that are allocated once. */
 export const CONTROL = "static";
-/** The fill, and the two steps in which every policy makes the first sets of tensors. */
-const WARM_UP = 3;
 
 let comparisons = 0;
 
@@ -73,8 +72,7 @@ export const comparison = {
 /** `[{arm, times, created, medians: round → ms}]` in the order in which the arms first ran. */
 function rowsOf(runs) {
   const rows = new Map();
-  for (const { comparison: of, tokens } of runs) {
-    const steady = tokens.slice(WARM_UP);
+  for (const { comparison: of, steps: steady } of runs) {
     if (!steady.length) continue;
     const row = rows.get(of.arm) ?? { arm: of.arm, times: [], created: [], medians: new Map() };
     rows.set(of.arm, row);

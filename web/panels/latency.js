@@ -165,9 +165,10 @@ function updateLegend(bar, runs, bus) {
 
 function prefillLine(runs) {
   const parts = runs.map((run) => {
-    const size = run.record ? ` (${plural(run.record.prompt_ids.length, "token")})` : "";
+    const rows = run.request.workload ? `${number(run.request.start)} positions` : null;
+    const size = run.record ? ` (${rows ?? plural(run.record.prompt_ids.length, "token")})` : "";
     const fence = classSteps(run).length > MOST_MARKS ? ", size class changes too often to mark" : "";
-    return `${run.label} ${milliseconds(run.tokens[0].ms)}${size}${fence}`;
+    return `${run.label} ${run.prefill.map(({ ms }) => milliseconds(ms)).join(", ")}${size}${fence}`;
   });
   return parts.length
     ? `Prefill, not drawn: ${parts.join(" · ")}. Drag to zoom, double-click to see all.`
