@@ -1,7 +1,8 @@
 """Runs kernels in Chromium: cases of named buffers and recorded operations, many in one call of the lab.
 
-Every buffer has poison (the bits of a NaN) behind its contents, as a buffer of the pool may have, and outputs are all
-poison before the case runs: what a kernel does not write, or writes or reads out of bounds, shows.
+Every buffer has poison behind its contents, as a buffer of the pool may have, and outputs are all poison before the
+case runs: what a kernel does not write, or writes or reads out of bounds, shows.  Poison is a signalling NaN: a result
+that it went into is a NaN too, but with other bits.
 """
 
 from base64 import b64decode
@@ -18,7 +19,7 @@ from tests.browser.conftest import Lab, encode
 Shape = TypeVar("Shape", bound=Hashable)
 Contents = npt.NDArray[Any]
 
-POISON = 0xFFFFFFFF
+POISON = 0xFFA5A5A5
 GUARD_BYTES = 256
 
 SOURCE = """
@@ -32,13 +33,13 @@ from stepwell.launch.launcher import Launcher
 from stepwell.launch.recorder import Launch, Recorder
 
 class Case:
-    def __init__(self, launcher, case):
+    def __init__(self, launcher, case, poison):
         device, pool = launcher.device, launcher.pool
         rec, ops = Recorder(), Ops(Tuning(**case["tuning"]))
         names = {"step": pool.acquire(16, Role.UNIFORM)}
         rec.write(names["step"], 0, case["step"])
         for name, data in case["buffers"].items():
-            contents = bytes([255]) * data if isinstance(data, int) else b64decode(data)
+            contents = poison.to_bytes(4, "little") * data if isinstance(data, int) else b64decode(data)
             names[name] = pool.acquire(len(contents), Role.WORKSPACE, name)
             device.write_buffer(names[name].id, 0, contents)
         for name, (kind, n, k, words, scales) in case["matrices"].items():
@@ -67,7 +68,7 @@ async def main(args):
     device = await open_device()
     launcher = Launcher(device, BufferPool(device, "disabled"))
     try:
-        cases = [Case(launcher, case) for case in args["cases"]]
+        cases = [Case(launcher, case, args["poison"]) for case in args["cases"]]
         compiled = await asyncio.gather(*(launcher.prepare(case.step) for case in cases), return_exceptions=True)
         results = []
         for case, failure in zip(cases, compiled):
@@ -142,17 +143,16 @@ class KernelLab:
     def _batch(self, build: Callable[[Shape], Case], shapes: Sequence[Shape]) -> dict[Any, tuple[Case, dict[str, Any]]]:
         if build not in self._batches:
             cases = [build(shape) for shape in shapes]
-            results = self._lab.run(SOURCE, cases=[case.as_json() for case in cases])
+            results = self._lab.run(SOURCE, poison=POISON, cases=[case.as_json() for case in cases])
             self._batches[build] = dict(zip(shapes, zip(cases, results, strict=True), strict=True))
         return self._batches[build]
 
 
 def _pack(contents: Contents) -> str | int:
-    """The bytes of a buffer with the poison behind them: base64, or their number if they are nothing but poison."""
+    """A buffer's bytes and the poison behind them: base64, or the number of words if there is nothing but poison."""
     data = contents.tobytes()
-    nbytes = -(-len(data) // 4) * 4 + GUARD_BYTES
-    poisoned = bytes([POISON & 0xFF])
-    return nbytes if data == poisoned * len(data) else encode(data.ljust(nbytes, poisoned))
+    poisoned = poison(-(-len(data) // 4) + GUARD_BYTES // 4).tobytes()
+    return len(poisoned) // 4 if poisoned.startswith(data) else encode(data + poisoned[len(data) :])
 
 
 def _unpack(name: str, data: str, before: Contents) -> Contents:
