@@ -309,9 +309,16 @@ def test_a_failed_step_commits_nothing(model_path: Path, kv: str) -> None:
         session = rig.session(kv, 64)
         await tokens(session, 4, 2)
         length, in_use = session.length, rig.pool.report().in_use_bytes
-        rig.device.fail_next_create = OutOfMemory
-        with pytest.raises(OutOfMemory):
+        create_buffer = rig.device.create_buffer
+
+        def out_of_memory(*args: Any) -> int:
+            rig.device.fail_next_create = OutOfMemory
+            return create_buffer(*args)
+
+        rig.device.create_buffer = out_of_memory  # type: ignore[method-assign]
+        with pytest.raises(OutOfMemory, match=r"failed again after all free buffers were given up.*Held by: "):
             await tokens(session, 1, 1)
+        rig.device.create_buffer = create_buffer  # type: ignore[method-assign]
         assert session.length == length  # the error came with the read, after the submit: nothing was committed
         rig.pool.flush()
         assert rig.pool.report().in_use_bytes == in_use

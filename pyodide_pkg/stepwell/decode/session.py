@@ -72,7 +72,7 @@ class DecodeSession:
         make_cache, _ = KV_MODES[kv]
         self._cache = make_cache(pool, config.n_layers, model.kv_width_bytes, context)
         self._step = pool.acquire(STEP_BYTES, Role.UNIFORM, "step")
-        self._ids = pool.acquire(4 * PREFILL_ROWS, Role.ACTIVATION, "ids")
+        self._ids = pool.acquire(4 * PREFILL_ROWS, Role.ACTIVATION, "ids", host=True)
         self._staging = pool.acquire(4 * config.vocab_size, Role.STAGING, "readback")
 
     @property
@@ -155,8 +155,8 @@ class DecodeSession:
         for first in range(0, len(pending), PREFILL_ROWS):
             rows = pending[first : first + PREFILL_ROWS]
             last = first + len(rows) == len(pending)
-            upload = None if on_gpu and index else rows
-            encoded, waited, data = await self._run(upload, len(rows), generation, on_gpu=on_gpu, last=last)
+            upload = not (on_gpu and index)
+            encoded, waited, data = await self._run(rows, generation, upload=upload, on_gpu=on_gpu, last=last)
             encode_ms += encoded
             wait_ms += waited
             if not index and progress is not None:
@@ -185,9 +185,27 @@ class DecodeSession:
         return tuple(sorted(generation.eog_ids)) if generation.ban_eos else ()
 
     async def _run(
+        self, ids: Sequence[int], generation: Generation, *, upload: bool, on_gpu: bool, last: bool
+    ) -> tuple[float, float, bytes]:
+        """One step: (encode ms, wait ms, bytes read back).  Not ``upload``: the id is on the GPU already.
+
+        When memory runs out the step is run once more, with its ids from the host: what the failed one left on the
+        GPU is not trusted.
+        """
+        attempts = 0
+
+        async def attempt() -> tuple[float, float, bytes]:
+            nonlocal attempts
+            attempts += 1
+            uploaded = ids if upload or attempts > 1 else None
+            return await self._attempt(uploaded, len(ids), generation, on_gpu=on_gpu, last=last)
+
+        return await self._pool.retrying(attempt)
+
+    async def _attempt(
         self, ids: Sequence[int] | None, rows: int, generation: Generation, *, on_gpu: bool, last: bool
     ) -> tuple[float, float, bytes]:
-        """One step, as a transaction: (encode ms, wait ms, bytes read back).  ``ids`` None: the id is on the GPU."""
+        """A step as a transaction: it commits, or raises and has given everything back."""
         start = now_ms()
         self._pool.begin_run()
         scope = Scope(self._pool)
@@ -201,7 +219,7 @@ class DecodeSession:
                 data = await self._launcher.read(self._staging, nbytes)
             else:
                 data = b""
-                await self._launcher.device.wait()  # one prefill step at a time: cancel stays quick
+                await self._launcher.wait()  # one prefill step at a time: cancel stays quick
         except BaseException:
             scope.release()
             self._cache.abandon()

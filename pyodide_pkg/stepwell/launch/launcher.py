@@ -43,6 +43,8 @@ class Launcher:
             program.write(*write)
             counters.uploads += 1
             counters.upload_bytes += 4 * len(write.words)
+        for buffer, nbytes in self.pool.take_clears().items():
+            program.clear(buffer, 0, nbytes)
         for command in step.commands:
             if isinstance(command, Copy):
                 if program.in_pass:
@@ -66,7 +68,14 @@ class Launcher:
         """The first ``nbytes`` of a staging buffer, once the work that fills it is done."""
         self.counters.readbacks += 1
         self.counters.readback_bytes += nbytes
-        return await self.device.read_buffer(staging.id, 0, nbytes)
+        serial = self.pool.serial
+        data = await self.device.read_buffer(staging.id, 0, nbytes)
+        self.pool.note_complete(serial)
+        return data
+
+    async def wait(self) -> None:
+        """Until all submitted work is done."""
+        await self.pool.fence()
 
     def close(self) -> None:
         self.bind_groups.clear()

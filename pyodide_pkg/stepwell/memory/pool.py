@@ -105,7 +105,10 @@ class BufferPool(Figures):
         else:
             slot = self._take(buffer_id, size, policy)
             ordinary = zero is Zero.NEVER and session == slot.session
-            if slot.used_until > inventory.serial and (host or not ordinary or role in _HOST_ROLES):
+            # What the CPU writes cannot be cleared: the write would come before the clear.
+            if (not ordinary or slot.used_until > inventory.serial) and (
+                host or role in _HOST_ROLES or (not ordinary and slot.used_until > inventory.serial)
+            ):
                 slot.request, slot.policy = request, policy
                 self._parked.append(slot)
                 slot = self._create(size, role, label, session)
