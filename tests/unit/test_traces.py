@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from stepwell.errors import BadTrace
 from stepwell.gpu.fake_device import FakeDevice
-from stepwell.memory.buffer import Role
+from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.policies import POLICIES
 from stepwell.memory.policies.base import Request
+from stepwell.memory.pool import BufferPool
 from stepwell.memory.simulator import served, simulate
 from stepwell.memory.traces import (
     ACQUIRE,
@@ -23,6 +24,7 @@ from stepwell.memory.traces import (
     Cause,
     Event,
     TraceRecorder,
+    check_events,
     read_metadata,
     read_trace,
     write_trace,
@@ -160,7 +162,7 @@ def test_events_that_cannot_be_are_not_written(events: list[Event], tmp_path: Pa
 # ---- the recorder ---------------------------------------------------------------------------------------------------
 
 
-def drive(pool: TraceRecorder) -> None:
+def drive(pool: BufferPool) -> None:
     """Six decode steps with a growing KV cache, an activation each, and buffers of other roles that live throughout."""
     pool.acquire(1000, Role.WEIGHTS, "w")
     uniform = pool.acquire(16, Role.UNIFORM, "step")
@@ -179,32 +181,80 @@ def drive(pool: TraceRecorder) -> None:
 
 
 def test_recorder_sees_what_the_pool_is_asked() -> None:
-    pool = TraceRecorder(FakeDevice(), "simple")
+    pool = BufferPool(FakeDevice(), "simple")
+    before = pool.acquire(64, Role.WORKSPACE, "scores", 9)
+    recorder = TraceRecorder(pool)
     buffer = pool.acquire(100, Role.KV, "k.0", 3)
     pool.begin_run()
     pool.release(buffer)
     pool.flush()
     again = pool.acquire(100, Role.KV, "k.0", site=3)
     assert again.id == buffer.id
-    assert pool.events == [
-        (ACQUIRE, 0, Request(100, Role.KV, 3)),
+    pool.release(before)
+    recorder.stop()
+    pool.release(again)
+    assert recorder.events == [
+        (ACQUIRE, 0, Request(64, Role.WORKSPACE, 9)),
+        (ACQUIRE, 1, Request(100, Role.KV, 3)),
         (FLUSH, Cause.SUBMIT, NOTHING),
         (RUN, 1, NOTHING),
-        (RELEASE, 0, NOTHING),
+        (RELEASE, 1, NOTHING),
         (FLUSH, Cause.SUBMIT, NOTHING),
-        (ACQUIRE, 1, Request(100, Role.KV, 3)),
+        (ACQUIRE, 2, Request(100, Role.KV, 3)),
+        (RELEASE, 0, NOTHING),
     ]
+
+
+def test_a_lost_device_ends_the_leases_it_held() -> None:
+    pool = BufferPool(FakeDevice(), "adaptive")
+    recorder = TraceRecorder(pool)
+    buffer = pool.acquire(100, Role.KV)
+    pool.note_lost()
+    pool.release(buffer)
+    pool.rebuild(FakeDevice())
+    pool.acquire(100, Role.KV)
+    assert recorder.events == list(check_events(recorder.events))
+    assert [op for op, _, _ in recorder.events] == [ACQUIRE, RELEASE, ACQUIRE]
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_replay_decides_as_the_live_pool_did(name: str, tmp_path: Path) -> None:
-    pool = TraceRecorder(FakeDevice(), name)
+    pool = BufferPool(FakeDevice(), name)
+    recorder = TraceRecorder(pool)
     drive(pool)
     path = tmp_path / "live.trace.gz"
-    assert pool.save(path, {"policy": name}) == len(pool.events) == 2 + 4 + 6 * (2 + 5 + 1 + 1 + 4) + 2
+    assert recorder.save(path, {"policy": name}) == len(recorder.events) == 2 + 4 + 6 * (2 + 5 + 1 + 1 + 4) + 2
     replay = simulate(served(read_trace(path)), POLICIES[name].factory())
     others = 2  # weights and uniform: not the chosen policy's
     assert replay.misses == pool.created - others
     assert sum(replay.evictions.values()) == pool.destroyed
     assert replay.acquires == pool.hits + pool.misses - others
     assert [token.position for token in replay.tokens] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(events=event_lists(), budget=st.one_of(st.none(), st.integers(1, 4096)))
+@settings(max_examples=60, deadline=None)
+def test_pool_and_simulator_agree_on_any_trace(name: str, events: Sequence[Event], budget: int | None) -> None:
+    """The live pool and the simulator are two implementations of one mechanism: the same creates and destroys."""
+    pool = BufferPool(FakeDevice(log_limit=0), name, budget)
+    leases: dict[int, Buffer] = {}
+    replayed: list[Event] = []
+    for op, value, request in served(events):
+        if op == ACQUIRE:
+            request = request._replace(nbytes=256 * (1 + request.nbytes % 4))  # few sizes, so that there is reuse
+            leases[value] = pool.acquire(request.nbytes, request.role, "", request.site)
+        elif op == RELEASE:
+            pool.release(leases.pop(value))
+        elif op == FLUSH:
+            pool.flush()
+            pool.note_complete(pool.serial)
+        else:
+            pool.begin_run()
+            pool.note_complete(pool.serial)
+            replayed.append((FLUSH, Cause.DOWNLOAD, NOTHING))
+        replayed.append((FLUSH, Cause.DOWNLOAD, NOTHING) if op == FLUSH else (op, value, request))
+    pool.flush()
+    replayed.append((FLUSH, Cause.DOWNLOAD, NOTHING))
+    replay = simulate(replayed, POLICIES[name].factory(), budget)
+    assert (replay.misses, sum(replay.evictions.values())) == (pool.misses, pool.destroyed)

@@ -23,10 +23,11 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, TextIO, cast
+from typing import Final, TextIO, cast
 
 from stepwell.errors import BadTrace
 from stepwell.memory.buffer import Buffer, Role
+from stepwell.memory.ledger import Eviction
 from stepwell.memory.policies.base import Request
 from stepwell.memory.pool import BufferPool
 
@@ -194,49 +195,56 @@ def check_events(events: Iterable[Event]) -> Iterator[Event]:
         yield event
 
 
-class TraceRecorder(BufferPool):
-    """A pool that writes down what it is asked: use it where a ``BufferPool`` would stand.
+class TraceRecorder:
+    """Watches a live pool (an ``Observer``) and keeps its events, from the buffers that are leased now on.
 
-    ``events`` has them all.  A run's position is its number, from 1, and its begin is a flush, as the pool's is.
-    Buffers of every role are recorded: a trace is of the program, not of one policy.
+    A run's position is its number, from 1, and it begins with a flush, as the pool's does.  Buffers of every role are
+    recorded: a trace is of the program, not of one policy.  Leases that die with their device end there.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, pool: BufferPool) -> None:
+        self._pool = pool
+        self._numbers: dict[int, int] = {}  # buffer id → the number of its lease
+        self._count = 0
+        self._runs = 0
         self.events: list[Event] = []
-        self._trace_numbers: dict[int, int] = {}  # buffer id → the number of its lease
-        self._trace_leases = 0
-        self._trace_runs = 0
-        self._trace_turning = False
+        for buffer in pool.leases():
+            self.acquired(buffer)
+        pool.observe(self)
 
-    def acquire(self, nbytes: int, role: Role, *args: Any, **options: Any) -> Buffer:
-        buffer = super().acquire(nbytes, role, *args, **options)
-        self._trace_numbers[buffer.id] = self._trace_leases
-        self.events.append((ACQUIRE, self._trace_leases, Request(nbytes, role, buffer.site)))
-        self._trace_leases += 1
-        return buffer
-
-    def release(self, buffer: Buffer) -> None:
-        super().release(buffer)
-        self.events.append((RELEASE, self._trace_numbers.pop(buffer.id), NOTHING))
-
-    def flush(self) -> None:
-        super().flush()
-        if not self._trace_turning:
-            self.events.append((FLUSH, Cause.SUBMIT, NOTHING))
-
-    def begin_run(self) -> None:
-        self._trace_runs += 1
-        self.events += [(FLUSH, Cause.SUBMIT, NOTHING), (RUN, self._trace_runs, NOTHING)]
-        self._trace_turning = True
-        try:
-            super().begin_run()
-        finally:
-            self._trace_turning = False
+    def stop(self) -> None:
+        """Watch no longer; the events stay."""
+        self._pool.unobserve(self)
 
     def save(self, path: Path, metadata: Mapping[str, object] | None = None) -> int:
         """Write what was recorded so far; returns how many events that is."""
         return write_trace(path, self.events, metadata)
+
+    def acquired(self, buffer: Buffer) -> None:
+        self._numbers[buffer.id] = self._count
+        self.events.append((ACQUIRE, self._count, Request(buffer.requested, buffer.role, buffer.site)))
+        self._count += 1
+
+    def released(self, buffer: Buffer) -> None:
+        self.events.append((RELEASE, self._numbers.pop(buffer.id), NOTHING))
+
+    def flushed(self, serial: int) -> None:
+        self.events.append((FLUSH, Cause.SUBMIT, NOTHING))
+
+    def run_began(self, run: int) -> None:
+        self._runs += 1
+        self.events.append((RUN, self._runs, NOTHING))
+
+    def created(self, buffer_id: int, size: int, role: Role, label: str) -> None:
+        """Not the program's doing: the policy decided it, and another one will decide for itself."""
+
+    def destroyed(self, buffer_id: int, size: int, cause: Eviction) -> None:
+        """As ``created``."""
+
+    def failed(self, what: str, nbytes: int) -> None:
+        if what == "lost":
+            self.events += [(RELEASE, number, NOTHING) for number in self._numbers.values()]
+            self._numbers.clear()
 
 
 def _parse_header(line: str) -> dict[str, object]:
