@@ -152,3 +152,143 @@ def test_adaptive_gives_up_the_least_recently_used() -> None:
         policy.release(buffer_id, asked, 4096, False)
     assert list(policy.begin_run()) == [1, 2]
     assert policy.acquire(asked, 4096) == 3
+
+
+# ---- the two acceptance tests of microsoft/onnxruntime issue 32017 --------------------------------------------------
+
+
+def test_a_burst_of_64_equal_buffers_inside_one_run() -> None:
+    """The mark is that of the run, not a rate across runs: from the third token on nothing is created."""
+    run = GrowingKv(Adaptive(stagger=False), tensors=64, position_bytes=2048, positions=1700)
+    assert run.steps(100)[2:] == [0] * 98
+    assert run.pool.created == 128, "past and present"
+    assert GrowingKv("bucket", tensors=64, position_bytes=2048, positions=1700).steps(100)[2:] == [44] * 98
+
+
+@pytest.mark.parametrize("stagger", [True, False])
+def test_a_working_set_that_migrates_and_never_returns(stagger: bool) -> None:
+    """From 4 to 8, 12 and 16 MiB per tensor: what the set has left is gone within two runs."""
+    policy = Adaptive(stagger=stagger)
+    run = GrowingKv(policy, tensors=64, position_bytes=2048, positions=2040)
+    pool = run.pool
+    for positions in (2040, 4090, 6140, 8180):
+        run.positions = positions
+        run.steps(4)
+        rows = [row for row in pool.classes() if row["role"] == "kv" and row["live"] + row["free"]]
+        assert min(row["size"] for row in rows) >= 2048 * positions, f"no class below {positions} positions is left"
+        assert 128 <= sum(row["live"] + row["free"] for row in rows) <= 130, "two of a tensor that is crossing"
+        assert pool.reserved_bytes <= 1.26 * 2 * pool.in_use_bytes
+    assert 4 * 128 <= pool.misses <= 4 * 128 + 8
+
+
+# ---- regret, borrowing, pressure ------------------------------------------------------------------------------------
+
+
+def alternate(policy: Adaptive, period: int, runs: int) -> list[int]:
+    """Two working sets in turn, ``period`` runs each; the creates of every run."""
+    asked = {False: request(MIB, role=Role.ACTIVATION), True: request(5 * MIB, role=Role.ACTIVATION)}
+    sizes = {key: policy.size_class(value) for key, value in asked.items()}
+    free: set[int] = set()
+    next_id, creates = 0, []
+    for run in range(runs):
+        free -= set(policy.begin_run())
+        which = run // period % 2 == 1
+        held, made = [], 0
+        for _ in range(4):
+            found = policy.acquire(asked[which], sizes[which])
+            if found is None:
+                found, next_id, made = next_id, next_id + 1, made + 1
+            free.discard(found)
+            held.append(found)
+        for buffer_id in held:
+            policy.release(buffer_id, asked[which], sizes[which], False)
+        free.update(held)
+        creates.append(made)
+    return creates
+
+
+def test_a_window_that_was_too_short_grows() -> None:
+    """Two models in turn, 20 runs each: with a window of 8 all is created anew, until the window has learned."""
+    creates = alternate(Adaptive(window=8), period=20, runs=400)
+    assert sum(creates[:80]) > 8
+    assert sum(creates[120:]) == 0
+
+
+def test_regret_fades() -> None:
+    policy = Adaptive(window=2)
+    alternate(policy, period=5, runs=40)
+    windows = [found.window for found in policy._classes()]
+    assert max(windows) >= 8
+    alternate(policy, period=1, runs=2000)
+    assert {found.window for found in policy._classes()} == {2}
+
+
+def test_regret_keeps_the_classes_of_alternating_caches() -> None:
+    """Three chats in turn on one pool: dropping what the last runs did not use would be wrong, and is unlearned."""
+    runs = [GrowingKv(Adaptive(), tensors=8, position_bytes=2048, positions=start) for start in (600, 1000, 2000)]
+    pool = runs[0].pool
+    for run in runs[1:]:
+        for buffer in run.past:
+            run.pool.release(buffer)
+        run.pool, run.past = pool, []
+    creates = [run.step() for _ in range(60) for run in runs]
+    assert sum(creates[-90:]) <= 4 * 30 * 8 * 0.35 / 8 + 30, "little more than the crossings"
+    assert max(creates[-90:]) <= 3
+
+
+def test_borrowing_takes_only_what_nobody_uses() -> None:
+    policy = Adaptive()
+    large, small = request(5000, role=Role.ACTIVATION), request(4096, role=Role.ACTIVATION)
+    assert policy.acquire(large, 5120) is None
+    policy.release(1, large, 5120, False)
+    assert policy.acquire(small, 4096) is None, "in use in this run"
+    policy.begin_run()
+    policy.release(2, small, 4096, False)
+    assert policy.acquire(request(4000, role=Role.ACTIVATION), 4096) == 2
+    assert policy.acquire(small, 4096) is None, "in use in the last run"
+    policy.begin_run()
+    policy.begin_run()
+    assert policy.acquire(request(4000, role=Role.ACTIVATION), 4096) is None, "more than a quarter would be unused"
+    assert policy.acquire(small, 4096) == 1, "idle, and at most 1.25 times the request"
+    policy.release(1, small, 5120, False)
+    assert policy.target(5120, Role.ACTIVATION) == 1
+    for _ in range(20):
+        policy.begin_run()
+    assert policy.target(5120, Role.ACTIVATION) == 0, "borrowing is no demand for the larger class"
+
+
+def test_pressure_takes_the_unused_then_the_cheapest() -> None:
+    policy = Adaptive()
+    sizes = {1: 32 * MIB, 2: 5 * MIB, 3: 64 * KIB, 4: 6 * MIB}
+
+    def use(buffer_id: int) -> None:
+        asked = request(sizes[buffer_id], role=Role.ACTIVATION)
+        policy.acquire(asked, sizes[buffer_id])
+        policy.release(buffer_id, asked, sizes[buffer_id], False)
+
+    for buffer_id in sizes:
+        use(buffer_id)
+    for _ in range(3):
+        policy.begin_run()
+    for buffer_id in (1, 2, 3):
+        use(buffer_id)
+    assert list(policy.reclaim(1)) == [4], "unused in the last runs"
+    policy.begin_run()
+    assert list(policy.reclaim(1)) == [1], "per byte the large one costs least to create again"
+    assert list(policy.reclaim(5 * MIB + 1)) == [2, 3]
+    assert list(policy.reclaim(1)) == []
+
+
+def test_what_was_reclaimed_raises_the_bar() -> None:
+    """GreedyDual-Size: a victim's credit is the floor for what is used from then on, so old entries go first."""
+    policy = Adaptive()
+    old, new = request(16 * MIB, role=Role.ACTIVATION), request(64 * MIB, role=Role.ACTIVATION)
+    for buffer_id, asked in ((1, old), (2, request(8 * MIB, role=Role.ACTIVATION))):
+        policy.acquire(asked, asked.nbytes)
+        policy.release(buffer_id, asked, asked.nbytes, False)
+    policy.begin_run()
+    assert list(policy.reclaim(1)) == [1]
+    policy.acquire(new, new.nbytes)
+    policy.release(3, new, new.nbytes, False)
+    policy.begin_run()
+    assert list(policy.reclaim(1)) == [2], "cheaper per byte would be 3, but it is newer than the last victim"
