@@ -87,6 +87,9 @@ def find_browser(
     raise SetupError(f"no Chrome or Chromium was found. {how_to_get(system)}")
 
 
+HOW_TO_GET_FONTS = "Install a font package: `apt-get install fonts-dejavu-core` on Debian and Ubuntu."
+
+
 def how_to_get(system: str = sys.platform) -> str:
     """What a person can do who has no browser."""
     install = {

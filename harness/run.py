@@ -12,10 +12,11 @@ from playwright.sync_api import Browser, ConsoleMessage, Error, Page
 
 from harness import record as records
 from harness.adapter import Adapter, assert_adapter
-from harness.browser import Profile
-from harness.errors import RunError
+from harness.browser import HOW_TO_GET_FONTS, Profile
+from harness.errors import RunError, SetupError
 from harness.record import Record
 from harness.scenario import Scenario
+from harness.setup import has_fonts
 
 _POLL_S = 0.2
 _CANCEL_S = 15.0
@@ -76,18 +77,28 @@ class PageRunner:
     def __enter__(self) -> Self:
         self._page = self._browser.new_page()
         self._page.set_default_timeout(20_000)
-        self._page.on("console", self._hear)
-        self._page.on("pageerror", lambda error: self._faults.append(f"uncaught {error.name}: {error.message}"))
-        self._page.on("crash", lambda _: setattr(self, "_crashed", True))
         try:
             self._page.goto(self.url + "manifest.json")
             self.adapter: Adapter = assert_adapter(self._page, self.profile)
-            self._page.goto(self.url)
+            self._page.on("console", self._hear)
+            self._page.on("pageerror", lambda error: self._faults.append(f"uncaught {error.name}: {error.message}"))
+            self._page.on("crash", lambda _: setattr(self, "_crashed", True))
+            self._open()
             self._wait_for("ready", "done")
         except BaseException:
             self._page.close()
             raise
         return self
+
+    def _open(self) -> None:
+        try:
+            self._page.goto(self.url)
+        except Error as error:
+            if self._browser.is_connected():
+                raise self._error(f"the page did not open: {error.message}") from error
+            # it computed a moment ago, so it is the page that it died of: on Linux, for want of a font
+            advice = "" if has_fonts() else f" There is no font on this machine. {HOW_TO_GET_FONTS}"
+            raise SetupError(f"the browser died when it opened the page.{advice}") from error
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None

@@ -4,16 +4,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from harness.browser import find_browser, how_to_get
+from harness.browser import HOW_TO_GET_FONTS, find_browser, how_to_get
 from harness.errors import SetupError
 from harness.process import Report
 
-APT = ("apt-get", "install", "-y", "--no-install-recommends", "chromium")
+APT = ("apt-get", "install", "-y", "--no-install-recommends", "chromium", "fonts-dejavu-core")
+FONT_FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.fonts", "~/.local/share/fonts")
 
 
 def installed_browser() -> str | None:
@@ -25,24 +26,38 @@ def installed_browser() -> str | None:
             return None
 
 
+def has_fonts(folders: Iterable[str] = FONT_FOLDERS, system: str = sys.platform) -> bool:
+    """Whether text can be drawn: on Linux Chromium dies with the first page that has text when there is no font."""
+    if not system.startswith("linux"):
+        return True
+    suffixes = (".ttf", ".otf", ".ttc", ".pfb", ".pcf.gz")
+    return any(
+        path.name.lower().endswith(suffixes) for folder in folders for path in Path(folder).expanduser().rglob("*.*")
+    )
+
+
 def ensure_browser(
     report: Report,
     *,
     find: Callable[[], str | None] = installed_browser,
+    fonts: Callable[[], bool] = has_fonts,
     command: Callable[[], list[list[str]]] = lambda: install_commands(),
     call: Callable[[list[str]], int] = subprocess.call,
 ) -> str | None:
     """The browser, installed first where this user may install one; None, with advice in ``report``, where not."""
     found = find()
-    if found:
+    if found and fonts():
         return found
+    missing = "no font" if found else "no browser"
     for step in command():
-        report("no browser found: " + " ".join(step))
+        report(f"{missing} found: " + " ".join(step))
         if call(step) != 0:
             break
     found = find()
     if not found:
         report(f"no Chrome or Chromium was found: the demo and the browser tests need one. {how_to_get()}")
+    elif not fonts():
+        report(f"no font was found, and Chromium needs one to show a page. {HOW_TO_GET_FONTS}")
     return found
 
 

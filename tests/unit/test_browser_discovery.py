@@ -1,12 +1,13 @@
 """Which browser is taken, how it is started, and what is said when there is none."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from harness.browser import Profile, browser_flags, find_browser, how_to_get
 from harness.errors import SetupError
-from harness.setup import APT, ensure_browser, install_commands
+from harness.setup import APT, ensure_browser, has_fonts, install_commands
 
 CHROME, BUNDLED, DEBIAN = "/opt/google/chrome/chrome", "/cache/chromium/chrome", "/usr/lib/chromium/chromium"
 
@@ -132,3 +133,29 @@ def test_ensure_browser() -> None:
     assert called == steps
     assert ensure_browser(said.append, find=finder(None, None), command=lambda: steps, call=lambda _: 1) is None
     assert how_to_get() in said[-1]
+
+
+def test_fonts_are_part_of_a_browser(tmp_path: Path) -> None:
+    """Chromium on Linux dies with the first text when there is no font: a browser without one is half installed."""
+    assert not has_fonts([str(tmp_path), str(tmp_path / "none")], "linux")
+    assert has_fonts([], "darwin")
+    (tmp_path / "truetype").mkdir()
+    (tmp_path / "truetype" / "Some.TTF").touch()
+    assert has_fonts([str(tmp_path)], "linux")
+
+    said: list[str] = []
+    called: list[list[str]] = []
+
+    def call(command: list[str]) -> int:
+        called.append(command)
+        return 0
+
+    fonts = iter([False, True])
+    found = ensure_browser(
+        said.append, find=lambda: CHROME, fonts=lambda: next(fonts), command=lambda: [list(APT)], call=call
+    )
+    assert found == CHROME
+    assert called == [list(APT)]
+    assert "no font found" in said[0]
+    ensure_browser(said.append, find=lambda: CHROME, fonts=lambda: False, command=list, call=call)
+    assert "fonts-dejavu-core" in said[-1]
