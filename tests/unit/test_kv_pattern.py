@@ -9,7 +9,7 @@ import pytest
 
 from stepwell.decode.kv_pattern import CACHES, WORKLOADS, KVPattern
 from stepwell.decode.session import TokenEvent
-from stepwell.errors import BadRequest, DeviceError, OutOfMemory
+from stepwell.errors import BadRequest, DeviceError, DeviceLost, OutOfMemory
 from stepwell.gpu.fake_device import FakeDevice
 from stepwell.launch.launcher import Launcher
 from stepwell.memory.policies import POLICIES
@@ -175,22 +175,56 @@ def test_cancel_ends_after_the_step() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_an_error_leaves_nothing_behind() -> None:
+def test_memory_that_runs_out_once_costs_nothing_but_time() -> None:
     device = FakeDevice(log_limit=0)
     pool = BufferPool(device, "disabled")
+    pattern = KVPattern("kv16", Launcher(device, pool), kv="grow", start=4, tokens=5)
+    device.fail_next_create = OutOfMemory
+    assert [event.position for event in events_of(pattern)] == [4, 5, 6, 7, 8]
+    pattern.close()
+    pool.flush()
+    assert pool.report().in_use_bytes == 0
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_lost_device_is_an_error_and_leaves_nothing_behind() -> None:
+    device = FakeDevice(log_limit=0)
+    pool = BufferPool(device, "adaptive")
     pattern = KVPattern("kv16", Launcher(device, pool), kv="grow", start=4, tokens=9)
 
     async def run() -> None:
         await pattern.prepare()
-        device.fail_next_create = OutOfMemory
-        async for _ in pattern.run():
-            pass
+        async for event in pattern.run():
+            if event.index == 2:
+                device.lose()
 
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(DeviceLost):
         asyncio.run(run())
     pattern.close()
-    pool.flush()
     assert pool.report().in_use_bytes == 0
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_budget_holds_to_one_class() -> None:
+    device = FakeDevice(log_limit=0)
+    budget = 1500 << 20
+    pool = BufferPool(device, "adaptive", budget_bytes=budget)
+    pattern = KVPattern("kv64", Launcher(device, pool), kv="grow", start=4090, tokens=12)
+    events = events_of(pattern)
+    assert max(event.counters.reserved_bytes for event in events) <= budget
+    assert max(event.counters.buffers_created for event in events[3:]) <= 1
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_buffers_are_made_and_touched_ahead_of_the_crossing() -> None:
+    pattern = open_pattern("adaptive", "kv16", start=2100, tokens=60)
+    events = events_of(pattern)[3:]
+    created = [event.counters.buffers_created for event in events]
+    assert sum(created) > 4
+    assert {event.counters.pool_misses for event in events} == {0}  # no step found its buffer missing
+    assert max(created) == 1
+    submits = [event.counters.submits for event in events]
+    assert submits == [1 + made for made in created]  # a buffer made ahead is cleared at once, by a submit of its own
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from typing import Protocol
 
 from stepwell.errors import ContextFull
 from stepwell.launch.recorder import Recorder
-from stepwell.memory.buffer import Buffer, Role
+from stepwell.memory.buffer import Buffer, Role, Zero
 from stepwell.memory.pool import BufferPool
 
 Pair = tuple[Buffer, Buffer]
+AHEAD_STEPS = 4  # how long before a tensor outgrows its buffer the next one is made
 
 
 class KVCache(Protocol):
@@ -55,7 +56,9 @@ class Tensors:
         try:
             for i in range(2 * self._layers):
                 label = f"{'kv'[i % 2]}.{i // 2}"
-                held.append(self._pool.acquire(positions * self._width_bytes, Role.KV, label, first_site + i))
+                # every position that is read was written before: by the copy of the past, or by this step's append
+                nbytes = positions * self._width_bytes
+                held.append(self._pool.acquire(nbytes, Role.KV, label, first_site + i, zero=Zero.NEVER))
         except BaseException:
             for buffer in reversed(held):
                 self._pool.release(buffer)
@@ -102,6 +105,8 @@ class GrowKV(Tensors):
         self._release(self._past)
         self._past, self._present = self._present, []
         self.length += self._rows
+        ahead = min(self.length + AHEAD_STEPS, self._capacity)
+        self._pool.prepare_growth(ahead * self._width_bytes, range(2 * self._layers), AHEAD_STEPS, at_most=1)
 
     def abandon(self) -> None:
         self._release(self._present)

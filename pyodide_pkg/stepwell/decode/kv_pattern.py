@@ -143,6 +143,13 @@ class KVPattern:
     async def _token(self, index: int, rows: int) -> TokenEvent:
         self._meter.start()
         start = now_ms()
+        submitted, done, results = await self._pool.retrying(lambda: self._attempt(rows))
+        timing = StepTiming(now_ms() - start, submitted - start, done - submitted)
+        counters = self._meter.step(self._cache.class_bytes)
+        return TokenEvent(index, self._cache.length, sum(results) & _MASK, timing, counters, ends=False)
+
+    async def _attempt(self, rows: int) -> tuple[float, float, Sequence[int]]:
+        """A step as a transaction: (when it was submitted, when its result was back, the result); commits or raises."""
         self._pool.begin_run()
         try:
             step = self._record(rows)
@@ -156,9 +163,8 @@ class KVPattern:
             raise
         done = now_ms()
         self._cache.commit()
-        timing = StepTiming(now_ms() - start, submitted - start, done - submitted)
-        counters = self._meter.step(self._cache.class_bytes)
-        return TokenEvent(index, self._cache.length, sum(results) & _MASK, timing, counters, ends=False)
+        self._launcher.touch_ahead()
+        return submitted, done, results
 
     def _record(self, rows: int) -> Step:
         rec, kernels, position = Recorder(), self._kernels, self._cache.length
@@ -196,7 +202,7 @@ class KVPattern:
                 )
 
     def _hold(self, nbytes: int, role: Role, label: str) -> Buffer:
-        self._held.append(self._pool.acquire(nbytes, role, label, len(self._held)))
+        self._held.append(self._pool.acquire(nbytes, role, label, len(self._held), host=True))
         return self._held[-1]
 
     def _give_back(self) -> None:

@@ -226,6 +226,7 @@ class DecodeSession:
             raise
         scope.release()
         self._cache.commit()
+        self._launcher.touch_ahead()
         return submitted - start, now_ms() - submitted, data
 
     def _record(

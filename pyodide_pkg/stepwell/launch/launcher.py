@@ -36,6 +36,21 @@ class Launcher:
         self.counters.submits += 1
         self.pool.flush()
 
+    def touch_ahead(self) -> None:
+        """Have the GPU clear the buffers that were made ahead while the host prepares the next step.
+
+        Their first use, which is when the driver finds memory for them, then delays no step.
+        """
+        clears = self.pool.take_clears()
+        if not clears:
+            return
+        program = Program()
+        for buffer, nbytes in clears.items():
+            program.clear(buffer, 0, nbytes)
+        program.submit()
+        self.device.submit(program.words)
+        self.counters.submits += 1
+
     def assemble(self, step: Step) -> Program:
         counters, kernels, bind_groups = self.counters, self.kernels, self.bind_groups
         program = Program()
