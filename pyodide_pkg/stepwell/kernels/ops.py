@@ -11,6 +11,7 @@ from stepwell.kernels.tuning import Tuning
 from stepwell.launch.recorder import Recorder, Variant
 from stepwell.memory.buffer import Buffer
 
+REPACK_THREADS = 64  # so that a vocabulary of 262,144 rows and more stays below 65,535 workgroups
 ROPE_BITS = 20  # positions up to 2^20
 
 
@@ -62,7 +63,7 @@ class Ops:
 
     def repack(self, rec: Recorder, raw: Buffer, matrix: Matrix, rows: int, first_row: int) -> None:
         """Fill ``rows`` rows of ``matrix`` from GGUF blocks."""
-        threads = self.tuning.elementwise_threads
+        threads = REPACK_THREADS
         constants = (
             ("format", matrix.format),
             ("rows", rows),

@@ -53,6 +53,8 @@ class LlamaConfig:
             raise BadFile(f"rms_eps is {self.rms_eps}; a number from 0 to below 1 is needed.")
         if self.head_dim % 2:
             raise BadFile(f"head_dim is {self.head_dim}; rotary embedding turns pairs, so it must be even.")
+        if self.head_dim % 4:
+            raise Unsupported(f"head_dim is {self.head_dim}; the kernels read four values at a time: a multiple of 4.")
         if self.rope_dim != self.head_dim:
             raise Unsupported(
                 f"{self.rope_dim} of {self.head_dim} dimensions per head are rotated; only whole heads are supported."
