@@ -19,7 +19,7 @@ from stepwell.errors import BadFile, BadRequest, StepwellError, Unsupported
 from stepwell.gpu import open_device
 from stepwell.gpu.device import ByteSource, Device
 from stepwell.launch.launcher import Launcher
-from stepwell.listings import describe_policies, describe_workloads
+from stepwell.listings import describe_classes, describe_policies, describe_workloads
 from stepwell.memory.policies import make_policy
 from stepwell.memory.pool import BufferPool
 from stepwell.models import ARCHITECTURES
@@ -33,6 +33,7 @@ from stepwell.text.tokenizer import Tokenizer
 from stepwell.weights.gguf import GgufFile, read_gguf
 
 _PROGRESS_MS = 50  # between two progress messages
+_FRAME_MS = 16  # between two messages about the pool's classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ def _start_afresh(pool: BufferPool, request: Request) -> None:
     pool.set_policy(make_policy(request.policy, **request.policy_options))
     pool.flush()
     pool.trim()
+    pool.set_budget(request.budget_bytes, request.hard_budget)
     pool.ledger.reset_peaks()
 
 
@@ -104,6 +106,7 @@ class Frontend:
         self._running: DecodeSession | KVPattern | None = None
         self._phase = "device"
         self._last_progress = 0.0
+        self._last_pool = 0.0
 
     # ---- messages out --------------------------------------------------------------------------------------------
 
@@ -280,6 +283,7 @@ class Frontend:
             await session.prepare(generation, len(prompt_ids), self._progress("kernels"))
             await self._answer(session, record, generation, stops, model.tokenizer)
             record.memory(launcher.pool.report())
+            self._pool()
         return record
 
     async def _grow(self, launcher: Launcher, request: Request) -> RunRecord:
@@ -304,6 +308,7 @@ class Frontend:
                 self._token(record, event, "")
             record.finish_reason = "cancelled" if pattern.cancelled else "length"
             record.memory(launcher.pool.report())
+            self._pool()
         return record
 
     @contextmanager
@@ -351,6 +356,13 @@ class Frontend:
     def _token(self, record: RunRecord, event: TokenEvent, text: str) -> None:
         entry = record.add(event, text)
         self._emit("token", text=text, token=entry, by_role=self._by_role())
+        if now_ms() - self._last_pool >= _FRAME_MS:
+            self._pool()
+
+    def _pool(self, text: str = "") -> None:
+        """Tell the page the pool's classes, as little of them as it shows; ``text``: what the pool says of itself."""
+        self._emit("pool", classes=describe_classes(self._opened().pool), text=text)
+        self._last_pool = now_ms()
 
     def _by_role(self) -> dict[str, int]:
         return self._opened().pool.ledger.reserved_by_role()

@@ -1,4 +1,4 @@
-"""What there is to choose, as plain data for a page: the policies with their options, and the workloads."""
+"""Plain data for a page: the policies with their options, the workloads, and the size classes of a pool."""
 
 from math import isfinite
 from typing import Any
@@ -6,6 +6,9 @@ from typing import Any
 from stepwell.decode.kv_pattern import POSITION_BYTES, WORKLOADS
 from stepwell.memory.policies import POLICIES
 from stepwell.memory.policies.options import Option, OptionKind
+from stepwell.memory.pool import CHOSEN_ROLES, BufferPool
+
+_CHOSEN = {role.value for role in CHOSEN_ROLES}
 
 
 def describe_policies() -> list[dict[str, Any]]:
@@ -19,6 +22,19 @@ def describe_workloads() -> list[dict[str, Any]]:
     return [
         {"name": name, "summary": found.summary, "tensors": found.tensors, "position_bytes": POSITION_BYTES}
         for name, found in WORKLOADS.items()
+    ]
+
+
+def describe_classes(pool: BufferPool) -> list[dict[str, Any]]:
+    """The classes that the chosen policy serves.  ``keeps``: free buffers it would keep, None: no limit."""
+    return [
+        {
+            **{name: row[name] for name in ("role", "size", "live", "free", "hits", "misses")},
+            "keeps": row["target"],
+            "evicted": sum(row["evictions"].values()),
+        }
+        for row in pool.classes()
+        if row["role"] in _CHOSEN
     ]
 
 

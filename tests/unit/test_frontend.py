@@ -8,6 +8,7 @@ import pytest
 
 from harness import record as records
 from stepwell.decode.kv_pattern import KVPattern
+from stepwell.decode.timing import now_ms
 from stepwell.errors import BadRequest
 from stepwell.frontend import Frontend
 from stepwell.gpu.device import Device
@@ -68,6 +69,43 @@ def test_a_workload_gives_a_record_like_any_run(page: Page) -> None:
     assert record["memory"]["by_role"]["kv"]["peak_reserved_bytes"] >= 32 * 8 << 20
     assert [message["token"] for message in page.of("token")] == record["tokens"]
     assert [message["phase"] for message in page.of("phase")][-5:] == ["ready", "kernels", "prefill", "decode", "ready"]
+
+
+def test_the_pool_is_shown_as_it_fills(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepwell.frontend._FRAME_MS", 0)  # every token, however fast
+    page.run(WORKLOAD)
+    shown = page.of("pool")
+    assert len(shown) == WORKLOAD["tokens"] + 1
+    classes = {(row["role"], row["size"]): row for row in shown[-1]["classes"]}
+    row = classes["kv", 8 << 20]
+    # after the last step: 16 hold the past; 10 of the step before are kept, 6 wait for the flush that destroys them
+    assert (row["live"], row["free"], row["keeps"]) == (16, 16, 10)
+    assert row["evicted"] == 3 * 6
+    assert set(row) == {"role", "size", "live", "free", "hits", "misses", "keeps", "evicted"}
+    assert {role for role, _ in classes} == {"kv", "activation"}
+
+
+def test_the_pool_is_told_at_most_once_per_frame(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepwell.frontend._FRAME_MS", 1e9)
+    page.frontend._last_pool = now_ms()
+    page.run(WORKLOAD)
+    assert len(page.of("pool")) == 1  # the last
+
+
+def test_a_budget_holds_for_its_run_only(page: Page) -> None:
+    simple = {**WORKLOAD, "policy": "simple"}  # which never gives anything up by itself
+    budgeted, free = page.run({**simple, "budget_mib": 300}, simple)
+    assert max(token["reserved_bytes"] for token in budgeted["tokens"]) <= 300 << 20
+    assert budgeted["scenario"]["budget_mib"] == 300
+    assert max(token["reserved_bytes"] for token in free["tokens"]) > 300 << 20
+
+
+def test_a_hard_budget_is_an_error(page: Page) -> None:
+    assert page.run({**WORKLOAD, "budget_mib": 100, "hard_budget": True}) == []
+    (error,) = page.of("error")
+    assert error["code"] == "BudgetExceeded"
+    page.frontend.close()
+    assert page.device.table_sizes()["buffers"] == 0
 
 
 def test_runs_start_from_the_same_state(page: Page) -> None:
