@@ -54,7 +54,7 @@ class Inventory:
             self.note_lost()
             raise
         stats = self.ledger.stats(role, size)
-        self.ledger.note_created(stats, self.run, missed)
+        self.ledger.note_created(stats, missed)
         slot = self.slots[buffer_id] = Slot(buffer_id, size, role, stats, self.serial + 1, session)
         for observer in self.observers:
             observer.created(buffer_id, size, role, label)
@@ -81,7 +81,7 @@ class Inventory:
             raise
         del self.slots[slot.id]
         self._clears.pop(slot.id, None)
-        self.ledger.note_destroyed(slot.stats, cause)
+        self.ledger.note_destroyed(slot.stats, cause, self.run)
         if slot.used_until > self.completed:
             self.in_flight.add(slot.used_until, slot.size)
         for observer in self.observers:
@@ -162,7 +162,7 @@ class Inventory:
         for slot in self.slots.values():
             if slot.lease is not None:
                 self.ledger.note_released(slot.stats, slot.lease.requested)
-            self.ledger.note_destroyed(slot.stats, Eviction.LOST)
+            self.ledger.note_destroyed(slot.stats, Eviction.LOST, self.run)
         self.slots.clear()
         self._condemned.clear()
         self._clears.clear()

@@ -112,10 +112,10 @@ class ClassStats:
         "buffers",
         "created",
         "evictions",
-        "first_miss_run",
+        "first_eviction_run",
         "high_water",
         "hits",
-        "last_miss_run",
+        "last_eviction_run",
         "live",
         "misses",
         "requested",
@@ -129,7 +129,7 @@ class ClassStats:
         self.hits = self.misses = self.created = 0
         self.borrows = 0  # leases to requests of a smaller class
         self.evictions: Counter[str] = Counter()
-        self.first_miss_run = self.last_miss_run = -1
+        self.first_eviction_run = self.last_eviction_run = -1
 
     def row(self, target: int | None) -> ClassRow:
         return {
@@ -185,15 +185,12 @@ class Ledger:
             found = self.classes[role, size] = ClassStats(role, size)
         return found
 
-    def note_created(self, stats: ClassStats, run: int, missed: bool = True) -> None:
+    def note_created(self, stats: ClassStats, missed: bool = True) -> None:
         """A buffer was created: because no free one fitted (a miss), or ahead of its need."""
         size = stats.size
         if missed:
             self.misses += 1
             stats.misses += 1
-            if stats.first_miss_run < 0:
-                stats.first_miss_run = run
-            stats.last_miss_run = run
         stats.created += 1
         stats.buffers += 1
         self.created += 1
@@ -212,8 +209,11 @@ class Ledger:
         self._accounts[role].reserve(old.size)
         return new
 
-    def note_destroyed(self, stats: ClassStats, cause: Eviction) -> None:
+    def note_destroyed(self, stats: ClassStats, cause: Eviction, run: int) -> None:
         size = stats.size
+        if stats.first_eviction_run < 0:
+            stats.first_eviction_run = run
+        stats.last_eviction_run = run
         stats.buffers -= 1
         stats.evictions[cause.value] += 1
         self.destroyed += 1

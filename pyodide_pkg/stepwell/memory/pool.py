@@ -22,7 +22,7 @@ from stepwell.memory.buffer import Buffer, Role, State, Zero
 from stepwell.memory.debug import Quarantine
 from stepwell.memory.events import Observer
 from stepwell.memory.inventory import USAGE, Inventory
-from stepwell.memory.ledger import ClassRow, Eviction, Figures
+from stepwell.memory.ledger import ClassRow, ClassStats, Eviction, Figures
 from stepwell.memory.policies import make_policy
 from stepwell.memory.policies.base import Growing, Policy, Request, round_up
 from stepwell.memory.policies.disabled import Disabled
@@ -332,9 +332,12 @@ class BufferPool(Figures):
 
     def classes(self) -> list[ClassRow]:
         """Per role and size: buffers now, counters since ``ledger.reset_peaks``; the most bytes first."""
-        targets = ((stats, self._policy_of[stats.role]) for stats in self.ledger.classes.values())
-        rows = [stats.row(policy.target(stats.size, stats.role)) for stats, policy in targets]
+        rows = [stats.row(self.target(stats)) for stats in self.ledger.classes.values()]
         return sorted(rows, key=lambda row: -row["size"] * (row["live"] + row["free"]))
+
+    def target(self, stats: ClassStats) -> int | None:
+        """How many free buffers of a class its policy would keep now; None: no limit."""
+        return self._policy_of[stats.role].target(stats.size, stats.role)
 
     def close(self) -> None:
         """Destroy everything, leased buffers too.  Safe to call twice, and after the device was lost."""
