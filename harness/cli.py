@@ -181,6 +181,8 @@ def run(
     with open_page(profile, flag or [], browser, headed, timeout, built, scenario) as (runner, status):
         record = runner.run(scenario, Printer(status), lambda text: status.update(escape(text)))
     print_runs([record])
+    for line in str(record["memory"].get("explanation", "")).splitlines():
+        console.print(f"[dim]·[/] {escape(line)}", highlight=False, soft_wrap=True)
     if json:
         records.write(record, json)
         console.print(f"record: {json}", highlight=False, soft_wrap=True)

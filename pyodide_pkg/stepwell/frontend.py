@@ -282,8 +282,7 @@ class Frontend:
             self._enter("kernels", "Compiling kernels")
             await session.prepare(generation, len(prompt_ids), self._progress("kernels"))
             await self._answer(session, record, generation, stops, model.tokenizer)
-            record.memory(launcher.pool.report())
-            self._pool()
+            self._sum_up(launcher.pool, record)
         return record
 
     async def _grow(self, launcher: Launcher, request: Request) -> RunRecord:
@@ -307,8 +306,7 @@ class Frontend:
                     self._enter("decode", "Growing")
                 self._token(record, event, "")
             record.finish_reason = "cancelled" if pattern.cancelled else "length"
-            record.memory(launcher.pool.report())
-            self._pool()
+            self._sum_up(launcher.pool, record)
         return record
 
     @contextmanager
@@ -358,6 +356,14 @@ class Frontend:
         self._emit("token", text=text, token=entry, by_role=self._by_role())
         if now_ms() - self._last_pool >= _FRAME_MS:
             self._pool()
+
+    def _sum_up(self, pool: BufferPool, record: RunRecord) -> None:
+        """The pool's figures and what it says of itself, while the run still holds its buffers."""
+        from stepwell.memory.explain import explain  # at the end of a run, not at the start of the page
+
+        text = explain(pool)
+        record.memory(pool.report(), text)
+        self._pool(text)
 
     def _pool(self, text: str = "") -> None:
         """Tell the page the pool's classes, as little of them as it shows; ``text``: what the pool says of itself."""

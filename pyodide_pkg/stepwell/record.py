@@ -38,13 +38,14 @@ class RunRecord:
         self.text += text
         return entry
 
-    def memory(self, report: MemoryReport) -> None:
-        """Take the pool's peaks and levels, in bytes, before the session is closed."""
+    def memory(self, report: MemoryReport, explanation: str) -> None:
+        """Take the pool's peaks and levels, in bytes, and what it says of itself, before the session is closed."""
         self._memory = {
             "peak_reserved_bytes": report.peak_reserved_bytes,
             "by_role": {
                 role: asdict(account) for role, account in report.by_role.items() if account.peak_reserved_bytes
             },
+            "explanation": explanation,
         }
 
     def as_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -83,6 +84,15 @@ def test_the_pool_is_shown_as_it_fills(page: Page, monkeypatch: pytest.MonkeyPat
     assert row["evicted"] == 3 * 6
     assert set(row) == {"role", "size", "live", "free", "hits", "misses", "keeps", "evicted"}
     assert {role for role, _ in classes} == {"kv", "activation"}
+    text = shown[-1]["text"]
+    assert "MiB reserved" in text
+    assert [message["text"] for message in shown[:-1]] == [""] * 5
+    assert page.of("done")[0]["record"]["memory"]["explanation"] == text
+
+
+def test_the_pool_explains_itself_at_the_end(page: Page) -> None:
+    (record,) = page.run({**WORKLOAD, "tokens": 16})
+    assert re.search(r"class 8.0 MiB \(kv\): 16 wanted, 10 kept, 6 made and destroyed", record["memory"]["explanation"])
 
 
 def test_the_pool_is_told_at_most_once_per_frame(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
