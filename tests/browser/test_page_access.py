@@ -11,6 +11,14 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 __all__ = ["open_page"]  # the fixture
 
 
+def audit(page: Page) -> None:
+    """Names, contrast and target sizes, once every transition has ended."""
+    page.evaluate("() => Promise.all(document.getAnimations().map(animation => animation.finished))")
+    found = page.evaluate((HERE / "audit.js").read_text(encoding="utf-8").partition("\n\n")[2])
+    assert found.pop("readable") > 100
+    assert found == {name: [] for name in found}
+
+
 @pytest.fixture(params=["light", "dark"])
 def busy_page(request: pytest.FixtureRequest, open_page: Opened) -> Page:
     """Everything the page can show at once: two runs, a warning, a banner, an error, opened tables."""
@@ -28,11 +36,21 @@ def busy_page(request: pytest.FixtureRequest, open_page: Opened) -> Page:
 
 
 def test_names_contrast_and_targets(busy_page: Page) -> None:
-    audit = busy_page.evaluate((HERE / "audit.js").read_text(encoding="utf-8").partition("\n\n")[2])
-    assert audit.pop("readable") > 100
-    assert audit == {name: [] for name in audit}
+    audit(busy_page)
     assert busy_page.locator("html").get_attribute("lang") == "en"
     assert [busy_page.locator(tag).count() for tag in ("h1", "main", "header", "footer")] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_names_contrast_and_targets_of_a_workload(open_page: Opened, scheme: str) -> None:
+    page = open_page("?model=kv64&start=2036&tokens=6", software=True, color_scheme=scheme)
+    state(page, "ready")
+    page.locator("#cache summary").click()
+    page.click("#compare")
+    state(page, "done")
+    expect(page.locator("#comparison table")).to_be_visible()
+    expect(page.locator("#pool .gone")).to_be_visible()
+    audit(page)
 
 
 def test_320_pixels_and_reduced_motion_need_no_sideways_scrolling(open_page: Opened) -> None:
