@@ -102,7 +102,8 @@ def test_before_the_submit_a_buffer_serves_only_commands_of_its_session() -> Non
 
 def test_uniforms_are_guarded_whatever_their_policy_does() -> None:
     pool = BufferPool(FakeDevice())
-    pool._policy_of[Role.UNIFORM] = Bucket()  # one that reuses at once
+    pool._fixed[Role.UNIFORM] = Bucket()  # one that reuses at once
+    pool._set_routes()
     first = pool.acquire(64, Role.UNIFORM)
     pool.release(first)
     assert pool.acquire(64, Role.UNIFORM).id != first.id

@@ -139,13 +139,20 @@ class Inventory:
 
     def move(self, slot: Slot, role: Role) -> None:
         """The buffer goes to the account of another role, with its lease if there is one."""
-        lease = slot.lease
-        if lease is not None:
-            self.ledger.note_released(slot.stats, lease.requested)
+        if slot.lease is not None:
+            self.ledger.note_released(slot.stats)
         slot.stats = self.ledger.moved(slot.stats, role)
         slot.role = role
-        if lease is not None:
-            self.ledger.note_acquired(slot.stats, lease.requested)
+        if slot.lease is not None:
+            self.ledger.note_acquired(slot.stats)
+
+    def requested(self) -> dict[Role, int]:
+        """Bytes that the leases of each role asked for."""
+        requested = dict.fromkeys(Role, 0)
+        for slot in self.slots.values():
+            if slot.lease is not None:
+                requested[slot.role] += slot.lease.requested
+        return requested
 
     def doubt_unconfirmed(self) -> None:
         """Memory ran out: leased buffers created since the GPU last finished may have no memory behind them."""
@@ -161,7 +168,7 @@ class Inventory:
         self.note_failure("lost")
         for slot in self.slots.values():
             if slot.lease is not None:
-                self.ledger.note_released(slot.stats, slot.lease.requested)
+                self.ledger.note_released(slot.stats)
             self.ledger.note_destroyed(slot.stats, Eviction.LOST, self.run)
         self.slots.clear()
         self._condemned.clear()
@@ -177,7 +184,7 @@ class Inventory:
         try:
             for slot in list(self.slots.values()):
                 if slot.lease is not None:
-                    self.ledger.note_released(slot.stats, slot.lease.requested)
+                    self.ledger.note_released(slot.stats)
                     slot.lease = None
                 self.destroy(slot, Eviction.CLOSE)
         except DeviceLost:

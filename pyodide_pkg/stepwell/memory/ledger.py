@@ -118,14 +118,13 @@ class ClassStats:
         "last_eviction_run",
         "live",
         "misses",
-        "requested",
         "role",
         "size",
     )
 
     def __init__(self, role: Role, size: int) -> None:
         self.role, self.size = role, size
-        self.buffers = self.live = self.high_water = self.requested = 0
+        self.buffers = self.live = self.high_water = 0
         self.hits = self.misses = self.created = 0
         self.borrows = 0  # leases to requests of a smaller class
         self.evictions: Counter[str] = Counter()
@@ -175,10 +174,6 @@ class Ledger:
         self.bytes_created = self.bytes_destroyed = 0
         self.cleared = self.bytes_cleared = 0
 
-    @property
-    def requested_bytes(self) -> int:
-        return sum(stats.requested for stats in self.classes.values())
-
     def stats(self, role: Role, size: int) -> ClassStats:
         found = self.classes.get((role, size))
         if found is None:
@@ -221,19 +216,18 @@ class Ledger:
         self.reserved_bytes -= size
         self._accounts[stats.role].give_up(size)
 
-    def note_released(self, stats: ClassStats, requested: int) -> None:
-        stats.live -= 1
-        stats.requested -= requested
-        self.in_use_bytes -= stats.size
-
-    def note_acquired(self, stats: ClassStats, requested: int) -> None:
+    def note_acquired(self, stats: ClassStats) -> None:
+        """``BufferPool.acquire`` does the same without the call."""
         stats.live += 1
         if stats.live > stats.high_water:
             stats.high_water = stats.live
-        stats.requested += requested
         self.in_use_bytes += stats.size
         if self.in_use_bytes > self.peak_in_use_bytes:
             self.peak_in_use_bytes = self.in_use_bytes
+
+    def note_released(self, stats: ClassStats) -> None:
+        stats.live -= 1
+        self.in_use_bytes -= stats.size
 
     def reset_peaks(self) -> None:
         """Measure peaks from here on: a run's peak is not that of the runs before it.
@@ -251,11 +245,11 @@ class Ledger:
         """Reserved bytes of every role that has any."""
         return {role.value: account.reserved for role, account in self._accounts.items() if account.reserved}
 
-    def report(self) -> MemoryReport:
-        in_use, requested = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
+    def report(self, requested: Mapping[Role, int]) -> MemoryReport:
+        """``requested``: the bytes that the leases of each role asked for, which the ledger does not follow."""
+        in_use = dict.fromkeys(Role, 0)
         for stats in self.classes.values():
             in_use[stats.role] += stats.live * stats.size
-            requested[stats.role] += stats.requested
         by_role = {
             role.value: RoleReport(a.reserved, in_use[role], requested[role], a.peak_reserved, a.buffers)
             for role, a in self._accounts.items()
@@ -263,7 +257,7 @@ class Ledger:
         return MemoryReport(
             reserved_bytes=self.reserved_bytes,
             in_use_bytes=self.in_use_bytes,
-            requested_bytes=self.requested_bytes,
+            requested_bytes=sum(requested.values()),
             peak_reserved_bytes=self.peak_reserved_bytes,
             peak_in_use_bytes=self.peak_in_use_bytes,
             created=self.created,
@@ -320,6 +314,3 @@ class Figures:
     @property
     def peak_reserved_bytes(self) -> int:
         return self.ledger.peak_reserved_bytes
-
-    def report(self) -> MemoryReport:
-        return self.ledger.report()

@@ -22,14 +22,14 @@ from stepwell.memory.buffer import Buffer, Role, State, Zero
 from stepwell.memory.debug import Quarantine
 from stepwell.memory.events import Observer
 from stepwell.memory.inventory import USAGE, Inventory
-from stepwell.memory.ledger import ClassRow, ClassStats, Eviction, Figures
+from stepwell.memory.ledger import ClassRow, ClassStats, Eviction, Figures, MemoryReport
 from stepwell.memory.policies import make_policy
 from stepwell.memory.policies.base import Growing, Policy, Request, round_up
 from stepwell.memory.policies.disabled import Disabled
 from stepwell.memory.policies.lazy_release import LazyRelease
 from stepwell.memory.policies.options import OptionValue
 from stepwell.memory.policies.simple import Simple
-from stepwell.memory.slots import Slot
+from stepwell.memory.slots import Route, Slot
 
 __all__ = ["CHOSEN_ROLES", "USAGE", "BufferPool"]
 T = TypeVar("T")
@@ -37,6 +37,8 @@ CHOSEN_ROLES = (Role.KV, Role.ACTIVATION, Role.WORKSPACE)
 """The roles that the chosen policy serves; the others have fixed ones, as in ONNX Runtime."""
 _HOST_ROLES = frozenset((Role.UNIFORM, Role.STAGING))
 """Written or mapped by the CPU: never while recorded work may use the buffer."""
+_NEVER = Zero.NEVER
+_new = tuple.__new__  # half the cost of calling the NamedTuple
 
 
 class BufferPool(Figures):
@@ -59,18 +61,20 @@ class BufferPool(Figures):
         self.ledger = inventory.ledger
         self.policy = make_policy(policy) if isinstance(policy, str) else policy
         self.budget = Budget(budget_bytes, hard)
-        self._policy_of: dict[Role, Policy] = {
+        self._fixed: dict[Role, Policy] = {
             Role.WEIGHTS: LazyRelease(),
             Role.UNIFORM: Simple(),
             Role.STAGING: Disabled(),
             Role.PINNED: LazyRelease(),
-            **dict.fromkeys(CHOSEN_ROLES, self.policy),
         }
+        self._routes: dict[Role, Route]
+        self._policies: tuple[Policy, ...]
         self._slots = inventory.slots
         self._parked: list[Slot] = []  # passed over by a lease that could not take them before the flush
         self._quarantine = Quarantine() if debug else None
         self._recording = False
         self._closed = False
+        self._set_routes()
 
     @property
     def device(self) -> Device:
@@ -93,35 +97,48 @@ class BufferPool(Figures):
 
         ``session``: leases of another session are cleared in between.  ``host``: the CPU will write the buffer.
         """
+        route = self._routes[role]
+        request = _new(Request, (nbytes, role, site))
+        size = route.size_class(request)
+        if size > route.limit or nbytes <= 0 or size < nbytes:
+            size = self._fit(request, size, route.policy, label)
+        buffer_id = route.acquire(request, size)
         inventory = self.inventory
-        policy = self._policy_of[role]
-        request = Request(nbytes, role, site)
-        size = policy.size_class(request)
-        if size > inventory.limits[role][0] or nbytes <= 0 or size < nbytes or self._closed:
-            size = self._fit(request, size, policy, label)
-        buffer_id = policy.acquire(request, size)
+        ledger = self.ledger
         if buffer_id is None:
             slot = self._create(size, role, label, session)
         else:
-            slot = self._take(buffer_id, size, policy)
-            ordinary = zero is Zero.NEVER and session == slot.session
-            # What the CPU writes cannot be cleared: the write would come before the clear.
-            if (not ordinary or slot.used_until > inventory.serial) and (
-                host or role in _HOST_ROLES or (not ordinary and slot.used_until > inventory.serial)
-            ):
-                slot.request, slot.policy = request, policy
+            slot = self._slots.get(buffer_id) or _MISSING
+            if slot.size < size or slot.lease is not None or slot.condemned:
+                raise self._bad_hand_out(route.policy, buffer_id, size)
+            ordinary = zero is _NEVER and session == slot.session
+            if (slot.used_until > inventory.serial or not ordinary) and self._must_wait(slot, role, ordinary, host):
+                slot.request, slot.route = request, route
                 self._parked.append(slot)
                 slot = self._create(size, role, label, session)
             else:
-                self._note_hit(slot, role, size)
+                if slot.role is not role:
+                    inventory.move(slot, role)
                 if not ordinary:
                     inventory.clear(slot, nbytes, zero, session)
+                ledger.hits += 1
+                slot.stats.hits += 1
+                if slot.size > size:
+                    slot.stats.borrows += 1
         self._recording = True
-        buffer = Buffer(slot.id, slot.size, nbytes, role, label, site, inventory.generation)
-        slot.lease, slot.request, slot.policy = buffer, request, policy
-        self.ledger.note_acquired(slot.stats, nbytes)
-        for observer in inventory.observers:
-            observer.acquired(buffer)
+        reserved = slot.size
+        buffer = _new(Buffer, (slot.id, reserved, nbytes, role, label, site, inventory.generation))
+        slot.lease, slot.request, slot.route = buffer, request, route
+        stats = slot.stats
+        stats.live = live = stats.live + 1
+        if live > stats.high_water:
+            stats.high_water = live
+        ledger.in_use_bytes = in_use = ledger.in_use_bytes + reserved
+        if in_use > ledger.peak_in_use_bytes:
+            ledger.peak_in_use_bytes = in_use
+        if inventory.observers:
+            for observer in inventory.observers:
+                observer.acquired(buffer)
         return buffer
 
     def release(self, buffer: Buffer) -> None:
@@ -129,28 +146,32 @@ class BufferPool(Figures):
 
         A lease that died with its device is released without effect.
         """
-        slot = self._slots.get(buffer.id)
+        buffer_id, reserved, requested, role, _, _, generation = buffer
+        slot = self._slots.get(buffer_id)
+        inventory = self.inventory
         if slot is None or slot.lease is not buffer or slot.pins:
-            if buffer.generation != self.inventory.generation:
+            if generation != inventory.generation:
                 return
             slot = self._slot_of(buffer)
             raise PoolError(f"{_name(buffer)} is pinned {slot.pins} times: unpin it before the release.")
         slot.lease = None
-        slot.used_until = self.inventory.serial + 1
-        if buffer.requested > slot.dirty_bytes:
-            slot.dirty_bytes = buffer.requested
-        self.ledger.note_released(slot.stats, buffer.requested)
-        for observer in self.inventory.observers:
-            observer.released(buffer)
-        policy = slot.policy
-        if policy is not self._policy_of[buffer.role]:
-            self._retire((buffer.id,), Eviction.POLICY)
+        slot.used_until = inventory.serial + 1
+        if requested > slot.dirty_bytes:
+            slot.dirty_bytes = requested
+        slot.stats.live -= 1
+        self.ledger.in_use_bytes -= reserved
+        if inventory.observers:
+            for observer in inventory.observers:
+                observer.released(buffer)
+        route = slot.route
+        if route is not self._routes[role]:
+            self._retire((buffer_id,), Eviction.POLICY)
         elif slot.suspect:
-            self._retire((buffer.id,), Eviction.OOM)
+            self._retire((buffer_id,), Eviction.OOM)
         elif self._quarantine is not None:
             self._quarantine.add(slot)
         else:
-            given_up = policy.release(buffer.id, slot.request, slot.size, self._recording)
+            given_up = route.release(buffer_id, slot.request, reserved, self._recording)
             if given_up:
                 self._retire(given_up, Eviction.LIMIT)
 
@@ -206,8 +227,10 @@ class BufferPool(Figures):
             parked, self._parked = self._parked, []
             for slot in parked:
                 self._give_back(slot)
-        for policy in self._policies():
-            self._retire(policy.flush(), Eviction.LIMIT, policy)
+        for policy in self._policies:
+            given_up = policy.flush()
+            if given_up:
+                self._retire(given_up, Eviction.LIMIT, policy)
         if self._quarantine is not None:
             self._quarantine.flush(self.device, self.run)
         for observer in self.inventory.observers:
@@ -220,8 +243,10 @@ class BufferPool(Figures):
         self.budget.note_run()
         if self._quarantine is not None:
             self._quarantine.begin_run(self.run, self._give_back)
-        for policy in self._policies():
-            self._retire(policy.begin_run(), Eviction.WINDOW, policy)
+        for policy in self._policies:
+            given_up = policy.begin_run()
+            if given_up:
+                self._retire(given_up, Eviction.WINDOW, policy)
         for observer in self.inventory.observers:
             observer.run_began(self.run)
 
@@ -251,7 +276,7 @@ class BufferPool(Figures):
 
     def reclaim(self, nbytes: int, cause: Eviction) -> None:
         """Give up free buffers of ``nbytes`` in total, as far as there are any."""
-        for policy in self._policies():
+        for policy in self._policies:
             if nbytes <= 0:
                 return
             given_up = policy.reclaim(nbytes)
@@ -260,7 +285,7 @@ class BufferPool(Figures):
 
     def give_up_free(self, cause: Eviction) -> None:
         """Destroy every free buffer; those released since the last flush at the next one."""
-        for policy in self._policies():
+        for policy in self._policies:
             self._retire(policy.drain(), cause, policy)
         if self._quarantine is not None:
             self._retire(self._quarantine.drain(), cause)
@@ -292,6 +317,7 @@ class BufferPool(Figures):
             self.inventory.note_lost()
         self._forget()
         self.inventory.attach(device)
+        self._set_routes()
 
     # ---- policies and what to know about them -----------------------------------------------------------------------
 
@@ -301,7 +327,7 @@ class BufferPool(Figures):
         if new is self.policy:
             return
         old, self.policy = self.policy, new
-        self._policy_of.update(dict.fromkeys(CHOSEN_ROLES, new))
+        self._set_routes()
         self._retire(old.drain(), Eviction.POLICY, old)
 
     def prepare_growth(self, nbytes: int, sites: Iterable[int], runs: int, at_most: int = 2) -> int:
@@ -324,6 +350,9 @@ class BufferPool(Figures):
             made += 1
         return made
 
+    def report(self) -> MemoryReport:
+        return self.ledger.report(self.inventory.requested())
+
     def observe(self, observer: Observer) -> None:
         self.inventory.observers = (*self.inventory.observers, observer)
 
@@ -337,11 +366,12 @@ class BufferPool(Figures):
 
     def target(self, stats: ClassStats) -> int | None:
         """How many free buffers of a class its policy would keep now; None: no limit."""
-        return self._policy_of[stats.role].target(stats.size, stats.role)
+        return self._routes[stats.role].policy.target(stats.size, stats.role)
 
     def close(self) -> None:
         """Destroy everything, leased buffers too.  Safe to call twice, and after the device was lost."""
         self._closed = True
+        self._routes = {role: route._replace(limit=-1) for role, route in self._routes.items()}
         self._forget()
         self.inventory.close()
 
@@ -383,28 +413,26 @@ class BufferPool(Figures):
             requested=size, budget=limit, in_use=in_use, in_flight=in_flight, free=free,
         )  # fmt: skip
 
-    def _take(self, buffer_id: int, size: int, policy: Policy) -> Slot:
-        """The free buffer that a policy hands out; PolicyError if it may not."""
+    def _bad_hand_out(self, policy: Policy, buffer_id: int, size: int) -> PolicyError:
         slot = self._slots.get(buffer_id)
-        if slot is None or slot.lease is not None or slot.size < size or slot.condemned:
-            state = f"{slot.size:,} B, {self.state(buffer_id)}" if slot is not None else "unknown"
-            raise PolicyError(f"{type(policy).__name__} handed out buffer {buffer_id} ({state}) for {size:,} B.")
-        return slot
+        state = f"{slot.size:,} B, {self.state(buffer_id)}" if slot is not None else "unknown"
+        return PolicyError(f"{type(policy).__name__} handed out buffer {buffer_id} ({state}) for {size:,} B.")
 
-    def _note_hit(self, slot: Slot, role: Role, size: int) -> None:
-        if slot.role is not role:
-            self.inventory.move(slot, role)
-        self.ledger.hits += 1
-        slot.stats.hits += 1
-        if slot.size > size:
-            slot.stats.borrows += 1
+    def _must_wait(self, slot: Slot, role: Role, ordinary: bool, host: bool) -> bool:
+        """Whether a lease may not have this free buffer before the flush.
+
+        What recorded commands may use, neither the CPU nor another session nor a clear may touch.  What the CPU writes
+        cannot be cleared either: the write would come before the clear.
+        """
+        return host or role in _HOST_ROLES or (not ordinary and slot.used_until > self.inventory.serial)
 
     def _give_back(self, slot: Slot) -> None:
         """Hand a buffer that was kept aside to its policy, if that still serves."""
-        if slot.policy is not self._policy_of[slot.request.role]:
+        route = slot.route
+        if route is not self._routes[slot.request.role]:
             self._retire((slot.id,), Eviction.POLICY)
         else:
-            self._retire(slot.policy.release(slot.id, slot.request, slot.size, False), Eviction.LIMIT)
+            self._retire(route.release(slot.id, slot.request, slot.size, False), Eviction.LIMIT)
 
     def _slot_of(self, buffer: Buffer) -> Slot:
         """The buffer behind a lease that has not ended; StaleBuffer or DeviceLost."""
@@ -417,21 +445,27 @@ class BufferPool(Figures):
             raise StaleBuffer(f"{_name(buffer)} was released already. Release each buffer once, then leave it alone.")
         raise StaleBuffer(f"{_name(buffer)} is not of this pool: it was released and destroyed, or is another pool's.")
 
-    def _policies(self) -> Iterable[Policy]:
-        """Each policy once, the chosen one first."""
-        return dict.fromkeys((self.policy, *self._policy_of.values()))
+    def _set_routes(self) -> None:
+        """Roles to policies: the chosen one and the fixed ones."""
+        policies = {**self._fixed, **dict.fromkeys(CHOSEN_ROLES, self.policy)}
+        limits = self.inventory.limits
+        self._routes = {role: Route.to(policy, limits[role][0]) for role, policy in policies.items()}
+        self._policies = tuple(dict.fromkeys((self.policy, *policies.values())))
 
     def _retire(self, buffer_ids: Iterable[int], cause: Eviction, policy: Policy | None = None) -> None:
         self.inventory.retire(buffer_ids, cause, policy or self.policy)
 
     def _forget(self) -> None:
         """No buffer is kept aside or free any more."""
-        for policy in self._policies():
+        for policy in self._policies:
             policy.drain()
         if self._quarantine is not None:
             self._quarantine.drain()
         self._parked.clear()
         self._recording = False
+
+
+_MISSING = Slot(0, -1, Role.WORKSPACE, ClassStats(Role.WORKSPACE, 0), 0, 0)  # too small for any request
 
 
 def _name(buffer: Buffer) -> str:

@@ -1,10 +1,26 @@
 """What the pool knows of each GPU buffer it owns, and of the destroyed ones that the GPU may still be using."""
 
 from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.ledger import ClassStats
 from stepwell.memory.policies.base import Policy, Request
+
+
+class Route(NamedTuple):
+    """How requests of a role reach their policy: looked up once per acquire."""
+
+    policy: Policy
+    limit: int  # bytes: no size exceeds it; -1: nothing is served
+    size_class: Callable[[Request], int]
+    acquire: Callable[[Request, int], int | None]
+    release: Callable[[int, Request, int, bool], Sequence[int]]
+
+    @classmethod
+    def to(cls, policy: Policy, limit: int) -> "Route":
+        return cls(policy, limit, policy.size_class, policy.acquire, policy.release)
 
 
 class Slot:
@@ -21,9 +37,9 @@ class Slot:
         "id",
         "lease",
         "pins",
-        "policy",
         "request",
         "role",
+        "route",
         "session",
         "size",
         "stats",
@@ -35,7 +51,7 @@ class Slot:
         self.id, self.size, self.role, self.stats = buffer_id, size, role, stats
         self.lease: Buffer | None = None
         self.request: Request  # of the lease, or of the last one
-        self.policy: Policy  # under which it was leased
+        self.route: Route  # to the policy under which it was leased
         self.born = born
         self.used_until = 0
         self.dirty_bytes = 0  # from the start of the buffer: what leases may have written since it was zero

@@ -29,6 +29,7 @@ WINDOW = 8
 GROWTH = 1.25
 BORROW = 1.25
 _KV_PATIENCE_RUNS = 2
+_KV = Role.KV  # looking a member up on its class costs more than the comparison
 
 
 class Adaptive:
@@ -51,45 +52,41 @@ class Adaptive:
         self._other: dict[int, SizeClass] = {}
         self._borrowed: dict[int, SizeClass] = {}  # id → the class that asked for it
         self._run = 0
-        self._kv_run = -1  # the last run in which KV was asked for
         self._inflation = 0.0  # the credit of the last victim
 
     def size_class(self, request: Request) -> int:
         nbytes, role, site = request
-        series = self._even
-        if role is Role.KV:
-            series = self._kv_series[site % PHASES] or self._series(site % PHASES)
+        series = (self._kv_series[site % PHASES] or self._series(site % PHASES)) if role is _KV else self._even
         index = bisect_left(series, nbytes)
         return series[index] if index < len(series) else round_up(nbytes, 256)
 
     def acquire(self, request: Request, size: int) -> int | None:
-        classes = self._other
-        if request.role is Role.KV:
-            classes = self._kv
-            self._kv_run = self._run
+        classes = self._kv if request.role is _KV else self._other
         found = classes.get(size)
         if found is None:
             found = classes[size] = SizeClass(size, self._window)
-        found.outstanding += 1
-        if found.outstanding > found.peak:
-            found.peak = found.outstanding
-        if found.free:
+        found.outstanding = outstanding = found.outstanding + 1
+        if outstanding > found.peak:
+            found.peak = outstanding
+        free = found.free
+        if free:
             if found.ahead:
                 found.ahead -= 1
-            return found.free.pop()
+            return free.pop()
         lent = self._borrow(found, request.nbytes, classes)
         if lent is None:
             found.regret(self._run)
         return lent
 
     def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:
-        classes = self._kv if request.role is Role.KV else self._other
+        classes = self._kv if request.role is _KV else self._other
         owner = classes.get(size)
         if owner is None:
             owner = classes[size] = SizeClass(size, self._window)
         owner.free.append(buffer_id)
-        asked = self._borrowed.pop(buffer_id, owner) if self._borrowed else owner
-        asked.outstanding -= 1
+        if self._borrowed:
+            owner = self._borrowed.pop(buffer_id, owner)
+        owner.outstanding -= 1
         return ()
 
     def flush(self) -> Sequence[int]:
@@ -98,7 +95,7 @@ class Adaptive:
     def begin_run(self) -> Sequence[int]:
         run = self._run
         given_up: list[int] = []
-        kv_goes_on = self._kv_run == run
+        kv_goes_on = any(found.peak for found in self._kv.values())
         for classes in (self._kv, self._other):
             forgotten: list[int] = []
             for size, found in classes.items():
@@ -139,7 +136,7 @@ class Adaptive:
         return kept
 
     def target(self, size: int, role: Role) -> int | None:
-        found = (self._kv if role is Role.KV else self._other).get(size)
+        found = (self._kv if role is _KV else self._other).get(size)
         return found.target if found is not None else 0
 
     # ---- growth ahead -----------------------------------------------------------------------------------------------
