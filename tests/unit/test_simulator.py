@@ -322,7 +322,7 @@ def test_destroyed_bytes_count_until_the_gpu_is_done() -> None:
     assert simulate([START, *one_after_the_other], make_policy("disabled")).peak_reserved_bytes == 512
     waited = [lease(0), release(0), DOWNLOAD, lease(1), release(1)]
     assert simulate([START, *waited], make_policy("disabled")).peak_reserved_bytes == 256
-    idle = [lease(0), DOWNLOAD, release(0), lease(1), release(1)]
+    idle = [lease(0), DOWNLOAD, release(0), SUBMIT, lease(1), release(1)]
     assert simulate([START, *idle], make_policy("disabled")).peak_reserved_bytes == 256
 
 

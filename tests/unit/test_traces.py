@@ -13,7 +13,7 @@ from stepwell.gpu.fake_device import FakeDevice
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.policies import POLICIES
 from stepwell.memory.policies.base import Request
-from stepwell.memory.pool import BufferPool
+from stepwell.memory.pool import CHOSEN_ROLES, BufferPool
 from stepwell.memory.simulator import served, simulate
 from stepwell.memory.traces import (
     ACQUIRE,
@@ -43,16 +43,21 @@ EVENTS: list[Event] = [
 TEXT = HEADER + "b 7\nf u\n+ 4196352 k 17\n+ 96 o\n- 0\nf r\n- 1\n. 7\n"
 
 
+ANY_SIZE = st.integers(1, 1 << 40)
+
+
 @st.composite
-def event_lists(draw: st.DrawFn) -> list[Event]:
+def event_lists(
+    draw: st.DrawFn, sizes: st.SearchStrategy[int] = ANY_SIZE, roles: Sequence[Role] = tuple(Role), length: int = 40
+) -> list[Event]:
     """Any order of events in which every lease is released at most once."""
     events: list[Event] = []
     live: list[int] = []
     leases = 0
-    for _ in range(draw(st.integers(0, 40))):
-        op = draw(st.sampled_from([ACQUIRE, ACQUIRE, RELEASE, FLUSH, RUN]))
+    for _ in range(draw(st.integers(0, length))):
+        op = draw(st.sampled_from([ACQUIRE, ACQUIRE, ACQUIRE, RELEASE, RELEASE, FLUSH, RUN]))
         if op == ACQUIRE:
-            request = Request(draw(st.integers(1, 1 << 40)), draw(st.sampled_from(Role)), draw(st.integers(0, 99)))
+            request = Request(draw(sizes), draw(st.sampled_from(roles)), draw(st.integers(0, 99)))
             events.append((ACQUIRE, leases, request))
             live.append(leases)
             leases += 1
@@ -233,16 +238,18 @@ def test_a_replay_decides_as_the_live_pool_did(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@given(events=event_lists(), budget=st.one_of(st.none(), st.integers(1, 4096)))
+@given(
+    events=event_lists(st.sampled_from([100, 300, 600, 1000]), CHOSEN_ROLES, 80),
+    budget=st.one_of(st.none(), st.integers(1, 32).map(lambda count: 128 * count)),
+)
 @settings(max_examples=60, deadline=None)
 def test_pool_and_simulator_agree_on_any_trace(name: str, events: Sequence[Event], budget: int | None) -> None:
     """The live pool and the simulator are two implementations of one mechanism: the same creates and destroys."""
     pool = BufferPool(FakeDevice(log_limit=0), name, budget)
     leases: dict[int, Buffer] = {}
     replayed: list[Event] = []
-    for op, value, request in served(events):
+    for op, value, request in events:
         if op == ACQUIRE:
-            request = request._replace(nbytes=256 * (1 + request.nbytes % 4))  # few sizes, so that there is reuse
             leases[value] = pool.acquire(request.nbytes, request.role, "", request.site)
         elif op == RELEASE:
             pool.release(leases.pop(value))

@@ -4,9 +4,10 @@ The simulator stands where the pool and the device would: it names buffers, chec
 up, and keeps the books.  Only the roles that the chosen policy serves take part (KV, activations, workspaces).
 
 *Reserved* bytes are those of leased and free buffers and of destroyed ones that the GPU may still be using: what was
-used since the last download counts until the next one, or until the next run begins.  *Live* bytes are what the program
-asked for and has not released: their ratio includes the padding of the size classes.  A *token* is a run.  Buffers
-acquired before the first run are set-up: they count in totals and peaks, and in no token.
+released since the last download counts until the next one, until the next run begins, or until a flush when nothing was
+recorded.  *Live* bytes are what the program asked for and has not released: their ratio includes the padding of the
+size classes.  A *token* is a run.  Buffers acquired before the first run are set-up: they count in totals and peaks,
+and in no token.
 """
 
 from collections import Counter
@@ -75,7 +76,7 @@ class _Pool:
         self._sizes: dict[int, int] = {}  # of the buffers that exist, by id
         self._free: set[int] = set()
         self._leases: dict[int, tuple[int, Request, int]] = {}  # lease → buffer id, request, size class
-        self._used: set[int] = set()  # released since the last download, after work that may use them
+        self._used: set[int] = set()  # released since the last download: not gone at once when destroyed
         self._recorded = False  # there is recorded work that was not submitted
         self._working = False  # there is work since the last download
         self._dying_bytes = 0  # destroyed, but the GPU may still use them
@@ -125,14 +126,15 @@ class _Pool:
         self._overlap[size][0] -= 1
         self._live_bytes -= request.nbytes
         self._free.add(buffer_id)
-        if self._working:
-            self._used.add(buffer_id)
+        self._used.add(buffer_id)
         ids = self._policy.release(buffer_id, request, self._sizes[buffer_id], self._recorded)
         if ids:
             self._destroy(ids, "limit")
 
     def flush(self, cause: int) -> None:
         self._recorded = False
+        if not self._working:
+            self._wait()
         self._destroy(self._policy.flush(), "limit")
         if cause == Cause.DOWNLOAD:
             self._wait()
