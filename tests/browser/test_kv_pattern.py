@@ -38,11 +38,31 @@ async def main(args):
     return {"runs": runs, "left": left}
 """
 STARTS = [2000, 2100, 4200, 6200]
+CROSSING = 2044  # a few tokens below ONNX Runtime's 4 MiB
 
 
 def test_bucket_creates_what_issue_32017_counts(lab: Lab) -> None:
     result = lab.run(SOURCE, workload="kv64", kv="grow", policy="bucket", starts=STARTS, tokens=4)
-    print(result)
     assert [run["created"][2:] for run in result["runs"]] == [[n, n] for n in (44, 54, 54, 54)]
     assert [run["classes"] for run in result["runs"]] == [[n << 20] for n in (4, 8, 12, 16)]
     assert result["left"] == 0
+
+
+def test_adaptive_crosses_with_at_most_one_buffer_per_token_and_every_arm_computes_the_same(lab: Lab) -> None:
+    arms = {"adaptive": "grow", "bucket": "grow", "static": "static"}
+    runs = {}
+    for arm, kv in arms.items():
+        policy = "adaptive" if arm == "static" else arm
+        result = lab.run(SOURCE, workload="kv64", kv=kv, policy=policy, starts=[CROSSING], tokens=9)
+        assert result["left"] == 0
+        (runs[arm],) = result["runs"]
+    assert runs["adaptive"]["ids"] == runs["bucket"]["ids"] == runs["static"]["ids"]
+    assert len(set(runs["adaptive"]["ids"])) == 9
+    assert max(runs["adaptive"]["created"][3:]) <= 1
+    assert runs["bucket"]["created"][2:] == [44, 44, 44, 64, 64, 54, 54]
+    assert runs["static"]["created"][3:] == [0] * 6
+
+
+def test_kv16_has_no_staircase(lab: Lab) -> None:
+    result = lab.run(SOURCE, workload="kv16", kv="grow", policy="bucket", starts=[2000, 2100], tokens=4)
+    assert [run["created"][2:] for run in result["runs"]] == [[0, 0], [6, 6]]
