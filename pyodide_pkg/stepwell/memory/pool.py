@@ -88,7 +88,6 @@ class BufferPool(Figures):
         role: Role,
         label: str = "",
         site: int = 0,
-        *,
         zero: Zero = Zero.NEVER,
         session: int = 0,
         host: bool = False,
@@ -99,10 +98,11 @@ class BufferPool(Figures):
         """
         route = self._routes[role]
         request = _new(Request, (nbytes, role, site))
-        size = route.size_class(request)
+        size_class, take = route.size_class, route.acquire  # a call through a local is cheaper
+        size = size_class(request)
         if size > route.limit or nbytes <= 0 or size < nbytes:
             size = self._fit(request, size, route.policy, label)
-        buffer_id = route.acquire(request, size)
+        buffer_id = take(request, size)
         inventory = self.inventory
         ledger = self.ledger
         if buffer_id is None:
@@ -171,7 +171,8 @@ class BufferPool(Figures):
         elif self._quarantine is not None:
             self._quarantine.add(slot)
         else:
-            given_up = route.release(buffer_id, slot.request, reserved, self._recording)
+            give_back = route.release
+            given_up = give_back(buffer_id, slot.request, reserved, self._recording)
             if given_up:
                 self._retire(given_up, Eviction.LIMIT)
 
@@ -371,7 +372,7 @@ class BufferPool(Figures):
     def close(self) -> None:
         """Destroy everything, leased buffers too.  Safe to call twice, and after the device was lost."""
         self._closed = True
-        self._routes = {role: route._replace(limit=-1) for role, route in self._routes.items()}
+        self._routes = {role: Route(route.policy, -1) for role, route in self._routes.items()}
         self._forget()
         self.inventory.close()
 
@@ -449,7 +450,7 @@ class BufferPool(Figures):
         """Roles to policies: the chosen one and the fixed ones."""
         policies = {**self._fixed, **dict.fromkeys(CHOSEN_ROLES, self.policy)}
         limits = self.inventory.limits
-        self._routes = {role: Route.to(policy, limits[role][0]) for role, policy in policies.items()}
+        self._routes = {role: Route(policy, limits[role][0]) for role, policy in policies.items()}
         self._policies = tuple(dict.fromkeys((self.policy, *policies.values())))
 
     def _retire(self, buffer_ids: Iterable[int], cause: Eviction, policy: Policy | None = None) -> None:

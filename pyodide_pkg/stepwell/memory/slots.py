@@ -1,26 +1,23 @@
 """What the pool knows of each GPU buffer it owns, and of the destroyed ones that the GPU may still be using."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.ledger import ClassStats
 from stepwell.memory.policies.base import Policy, Request
 
 
-class Route(NamedTuple):
-    """How requests of a role reach their policy: looked up once per acquire."""
+class Route:
+    """How requests of a role reach their policy: looked up once per acquire.
 
-    policy: Policy
-    limit: int  # bytes: no size exceeds it; -1: nothing is served
-    size_class: Callable[[Request], int]
-    acquire: Callable[[Request, int], int | None]
-    release: Callable[[int, Request, int, bool], Sequence[int]]
+    ``limit``: no size in bytes exceeds it; -1: nothing is served.
+    """
 
-    @classmethod
-    def to(cls, policy: Policy, limit: int) -> "Route":
-        return cls(policy, limit, policy.size_class, policy.acquire, policy.release)
+    __slots__ = ("acquire", "limit", "policy", "release", "size_class")
+
+    def __init__(self, policy: Policy, limit: int) -> None:
+        self.policy, self.limit = policy, limit
+        self.size_class, self.acquire, self.release = policy.size_class, policy.acquire, policy.release
 
 
 class Slot:
