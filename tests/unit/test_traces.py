@@ -1,5 +1,6 @@
 """Trace files: what is written is read back, what is damaged is refused; a recorder sees all that a pool is asked."""
 
+import asyncio
 import gzip
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,10 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepwell.decode.kv_pattern import KVPattern
 from stepwell.errors import BadTrace
 from stepwell.gpu.fake_device import FakeDevice
+from stepwell.launch.launcher import Launcher
 from stepwell.memory.buffer import Buffer, Role
-from stepwell.memory.policies import POLICIES
+from stepwell.memory.policies import POLICIES, make_policy
 from stepwell.memory.policies.base import Request
 from stepwell.memory.pool import CHOSEN_ROLES, BufferPool
 from stepwell.memory.simulator import served, simulate
@@ -265,3 +268,25 @@ def test_pool_and_simulator_agree_on_any_trace(name: str, events: Sequence[Event
     replayed.append((FLUSH, Cause.DOWNLOAD, NOTHING))
     replay = simulate(replayed, POLICIES[name].factory(), budget)
     assert (replay.misses, sum(replay.evictions.values())) == (pool.misses, pool.destroyed)
+
+
+def test_a_live_decode_is_replayed_through_another_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded under adaptive, the KV pattern shows what bucket would have done: 44 creates per token, then 54."""
+    monkeypatch.setattr(KVPattern, "_check", lambda *_: None)  # FakeDevice computes nothing
+    pool = BufferPool(FakeDevice(log_limit=0), "adaptive")
+    recorder = TraceRecorder(pool)
+    pattern = KVPattern("kv64", Launcher(pool.device, pool), kv="grow", start=2040, tokens=20)
+
+    async def run() -> int:
+        await pattern.prepare()
+        return len([event async for event in pattern.run()])
+
+    assert asyncio.run(run()) == 20
+    path = tmp_path / "kv64.trace.gz"
+    recorder.save(path, {"workload": "kv64"})
+    kv_creates = [token.kv_creates for token in simulate(served(read_trace(path)), make_policy("bucket")).tokens]
+    crossing = kv_creates.index(64, 3)
+    assert kv_creates[3:crossing] == [44] * (crossing - 3)
+    assert kv_creates[crossing : crossing + 2] == [64, 64]
+    assert set(kv_creates[crossing + 2 :]) == {54}
+    assert pool.misses < 400 < sum(kv_creates)
