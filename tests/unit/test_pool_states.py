@@ -191,6 +191,23 @@ def test_across_sessions_everything_ever_written_is_cleared(zero: Zero) -> None:
     assert pool.take_clears() == {}, "the same session again"
 
 
+def test_sessions_of_runs() -> None:
+    """A run's leases are its session's; those between a session's opening and its first run too."""
+    pool = BufferPool(FakeDevice(), Bucket({4096: 8}))
+    for expected in (0, 4000, 4000):
+        pool.flush()
+        session = pool.new_session()
+        first = pool.acquire(4000, Role.KV)
+        assert sum(pool.take_clears().values()) == expected
+        pool.release(first)
+        for _ in range(3):
+            pool.begin_run(session)
+            pool.release(pool.acquire(4000, Role.KV))
+            assert pool.take_clears() == {}, "within the session nothing is cleared"
+    assert pool.created == 1
+    assert pool.report().cleared == 2
+
+
 def test_the_launcher_clears_before_everything_else() -> None:
     async def run() -> None:
         device = FakeDevice()

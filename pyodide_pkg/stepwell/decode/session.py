@@ -65,6 +65,7 @@ class DecodeSession:
         self._model = model
         self._launcher = launcher
         self._pool = pool = launcher.pool
+        self._number = pool.new_session()
         self._context = context
         self._meter = Meter(launcher, pool.ledger)
         self._cancelled = False
@@ -207,7 +208,7 @@ class DecodeSession:
     ) -> tuple[float, float, bytes]:
         """A step as a transaction: it commits, or raises and has given everything back."""
         start = now_ms()
-        self._pool.begin_run()
+        self._pool.begin_run(self._number)
         scope = Scope(self._pool)
         try:
             step, nbytes = self._record(scope, ids, rows, generation, on_gpu=on_gpu, last=last)

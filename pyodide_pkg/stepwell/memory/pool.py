@@ -72,6 +72,7 @@ class BufferPool(Figures):
         self._slots = inventory.slots
         self._parked: list[Slot] = []  # passed over by a lease that could not take them before the flush
         self._quarantine = Quarantine() if debug else None
+        self._session = self._sessions = 0  # of the run, and how many there were
         self._recording = False
         self._closed = False
         self._set_routes()
@@ -89,13 +90,16 @@ class BufferPool(Figures):
         label: str = "",
         site: int = 0,
         zero: Zero = Zero.NEVER,
-        session: int = 0,
+        session: int | None = None,
         host: bool = False,
     ) -> Buffer:
         """Lease a buffer of at least ``nbytes``.  Only a new one is zero, unless ``zero`` asks for it.
 
-        ``session``: leases of another session are cleared in between.  ``host``: the CPU will write the buffer.
+        ``session``: whose it is (by default that of the run); a buffer that was another's is cleared in between.
+        ``host``: the CPU will write the buffer.
         """
+        if session is None:
+            session = self._session
         route = self._routes[role]
         request = _new(Request, (nbytes, role, site))
         size_class, take = route.size_class, route.acquire  # a call through a local is cheaper
@@ -136,9 +140,8 @@ class BufferPool(Figures):
         ledger.in_use_bytes = in_use = ledger.in_use_bytes + reserved
         if in_use > ledger.peak_in_use_bytes:
             ledger.peak_in_use_bytes = in_use
-        if inventory.observers:
-            for observer in inventory.observers:
-                observer.acquired(buffer)
+        for observer in inventory.observers:
+            observer.acquired(buffer)
         return buffer
 
     def release(self, buffer: Buffer) -> None:
@@ -160,9 +163,8 @@ class BufferPool(Figures):
             slot.dirty_bytes = requested
         slot.stats.live -= 1
         self.ledger.in_use_bytes -= reserved
-        if inventory.observers:
-            for observer in inventory.observers:
-                observer.released(buffer)
+        for observer in inventory.observers:
+            observer.released(buffer)
         route = slot.route
         if route is not self._routes[role]:
             self._retire((buffer_id,), Eviction.POLICY)
@@ -237,9 +239,16 @@ class BufferPool(Figures):
         for observer in self.inventory.observers:
             observer.flushed(self.serial)
 
-    def begin_run(self) -> None:
-        """A decode step begins: flush, then the policies' windows turn over."""
+    def new_session(self) -> int:
+        """A number for ``begin_run``: what its leases write, no other session sees.  Leases are its own from now on."""
+        self._sessions += 1
+        self._session = self._sessions
+        return self._sessions
+
+    def begin_run(self, session: int = 0) -> None:
+        """A decode step of ``session`` begins: flush, then the policies' windows turn over."""
         self.flush()
+        self._session = session
         self.inventory.run += 1
         self.budget.note_run()
         if self._quarantine is not None:
@@ -345,7 +354,7 @@ class BufferPool(Figures):
             size = min(size, self.inventory.limits[Role.KV][0])
             if self.excess(size) > 0:
                 break
-            slot = self.inventory.create(size, Role.KV, "ahead", 0, missed=False)
+            slot = self.inventory.create(size, Role.KV, "ahead", self._session, missed=False)
             self.inventory.touch(slot, size)
             policy.adopt(slot.id, size, runs)
             made += 1
