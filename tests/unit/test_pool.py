@@ -14,6 +14,7 @@ from stepwell.gpu.fake_device import FakeDevice
 from stepwell.gpu.fake_objects import FakeBuffer
 from stepwell.gpu.program import Op
 from stepwell.memory.buffer import Buffer, Role
+from stepwell.memory.ledger import MOST_CLASSES
 from stepwell.memory.policies import POLICIES
 from stepwell.memory.policies.base import Request
 from stepwell.memory.policies.bucket import Bucket
@@ -360,6 +361,17 @@ def test_single_figures_are_those_of_the_report() -> None:
     names += ("reserved_bytes", "in_use_bytes", "peak_reserved_bytes")
     assert {name: getattr(pool, name) for name in names} == {name: getattr(report, name) for name in names}
     assert (report.hits, report.misses) == (2, 4)
+
+
+def test_the_ledger_stays_bounded() -> None:
+    """Sizes that never return do not pile up, and the totals know them still."""
+    _, pool = open_pool("disabled")
+    for nbytes in range(16, 16 * 6000, 16):
+        pool.release(pool.acquire(nbytes, Role.KV))
+        pool.flush()
+    assert len(pool.ledger.classes) <= MOST_CLASSES
+    assert pool.created == pool.destroyed == 5999
+    assert pool.report().reserved_bytes == 0
 
 
 # ---- identity stability ---------------------------------------------------------------------------------------------

@@ -89,6 +89,10 @@ class Account:
         self.reserved -= size
 
 
+MOST_CLASSES = 4096
+"""With exact sizes every token of a growing cache brings a new class: beyond this many, empty ones are forgotten."""
+
+
 class ClassRow(TypedDict):
     """One size class of one role, as a page or a report shows it; sizes in bytes, everything else counts buffers."""
 
@@ -177,6 +181,8 @@ class Ledger:
     def stats(self, role: Role, size: int) -> ClassStats:
         found = self.classes.get((role, size))
         if found is None:
+            if len(self.classes) >= MOST_CLASSES:
+                self._forget_empty_classes()
             found = self.classes[role, size] = ClassStats(role, size)
         return found
 
@@ -237,9 +243,12 @@ class Ledger:
         self.peak_reserved_bytes, self.peak_in_use_bytes = self.reserved_bytes, self.in_use_bytes
         for account in self._accounts.values():
             account.peak_reserved = account.reserved
-        self.classes = {key: stats for key, stats in self.classes.items() if stats.buffers}
+        self._forget_empty_classes()
         for stats in self.classes.values():
             stats.high_water = stats.live
+
+    def _forget_empty_classes(self) -> None:
+        self.classes = {key: stats for key, stats in self.classes.items() if stats.buffers}
 
     def reserved_by_role(self) -> dict[str, int]:
         """Reserved bytes of every role that has any."""
