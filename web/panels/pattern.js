@@ -79,7 +79,8 @@ function describe({ tensors, position_bytes: width }, start, end) {
   if (!(end >= start && start >= 1)) return "";
   return (
     `${number(tensors)} tensors grow from ${bytes(start * width)} to ${bytes(end * width)} each; with the past beside ` +
-    `them they hold ${bytes(2 * tensors * end * width)}. Their sums are checked at every token.`
+    `them they hold ${bytes(2 * tensors * end * width)}. Their sums are checked at every token. “static” is the control: ` +
+    "the same commands on tensors that are allocated once."
   );
 }
 

@@ -14,6 +14,7 @@ from stepwell.memory.pool import BufferPool
 
 Pair = tuple[Buffer, Buffer]
 AHEAD_STEPS = 4  # how long before a tensor outgrows its buffer the next one is made
+AHEAD_BYTES = 1 << 20  # smaller tensors cross together and are cheap to make: nothing is gained ahead of that
 
 
 class KVCache(Protocol):
@@ -105,8 +106,9 @@ class GrowKV(Tensors):
         self._release(self._past)
         self._past, self._present = self._present, []
         self.length += self._rows
-        ahead = min(self.length + AHEAD_STEPS, self._capacity)
-        self._pool.prepare_growth(ahead * self._width_bytes, range(2 * self._layers), AHEAD_STEPS, at_most=1)
+        nbytes = min(self.length + AHEAD_STEPS, self._capacity) * self._width_bytes
+        if nbytes >= AHEAD_BYTES:
+            self._pool.prepare_growth(nbytes, range(2 * self._layers), AHEAD_STEPS, at_most=1)
 
     def abandon(self) -> None:
         self._release(self._present)
