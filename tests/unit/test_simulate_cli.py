@@ -94,7 +94,9 @@ def test_clairvoyant_by_name(tmp_path: Path) -> None:
         (["simulate", "--option", "era=A"], "--option goes with one policy"),
         (["simulate", "--policy", "bucket", "--option", "era"], "write NAME=VALUE"),
         (["simulate", "--policy", "bucket", "--option", "era=Z", "--to", "1030"], "must be one of A, B, C"),
-        (["simulate", "--policy", "bucket", "--budget", "-1", "--to", "1030"], "must be 1 B or more"),
+        (["simulate", "--policy", "bucket", "--budget", "-1", "--to", "1030"], "--budget -1.0: it must be more than 0"),
+        (["simulate", "--policy", "bucket", "--budget", "nan", "--to", "1030"], "--budget nan: it must be more than 0"),
+        (["simulate", "--json", "/no/such/folder/out.json"], "there is no folder /no/such/folder"),
     ],
 )
 def test_refusals(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,20 +37,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m stepwell.memory",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="workloads:\n"
+    choices = (
+        "workloads:\n"
         + "".join(f"  {name:9} {workload.summary}\n" for name, workload in WORKLOADS.items())
         + "\npolicies:\n"
         + "".join(f"  {name:13} {entry.summary}\n" for name, entry in POLICIES.items())
         + "".join(f"  {name:13} bucket in era {era}\n" for name, era in ERAS.items())
-        + f"  {CLAIRVOYANT:13} adaptive's size classes with knowledge of the future: what no policy can beat\n",
+        + f"  {CLAIRVOYANT:13} adaptive's size classes with knowledge of the future: what no policy can beat\n"
+    )
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m stepwell.memory", description=__doc__, epilog=choices, formatter_class=layout
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    command = commands.add_parser("simulate", help="creates per token, peak and mean memory of each policy")
+    summary = "creates per token, peak and mean memory of each policy"
+    command = commands.add_parser("simulate", help=summary, description=summary, epilog=choices, formatter_class=layout)
     _add_input(command)
     command.add_argument("--policy", default="all", help="a policy, or all (default)")
     command.add_argument(
@@ -64,7 +66,14 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("bench", help="microseconds that one acquire and release take")
     _add_input(command, default_last=BENCH_TOKENS)
     command.add_argument("--policy", default="adaptive", help="a policy, or all; default: adaptive")
-    command.add_argument("--rounds", type=int, default=5, help="the fastest of this many counts (default 5)")
+    command.add_argument(
+        "--rounds",
+        type=int,
+        choices=range(1, 101),
+        metavar="N",
+        default=5,
+        help="the fastest of this many counts (default 5)",
+    )
     command.set_defaults(command=_bench, option=[])
 
     command = commands.add_parser("trace", help="write a workload as a trace file (gzip if its name ends in .gz)")
@@ -120,21 +129,30 @@ def _make(name: str, options: argparse.Namespace) -> Policy:
     if name == CLAIRVOYANT:
         return Clairvoyant(_events(options), make_policy("adaptive", **settings).size_class)
     if name in ERAS:
-        return make_policy("bucket", era=ERAS[name], **settings)
+        return make_policy("bucket", **settings | {"era": ERAS[name]})
     return make_policy(name, **settings)
 
 
 def _replay(name: str, options: argparse.Namespace) -> tuple[str, Figures, Replay, float]:
     """One policy's figures and the seconds that they took."""
     start = time.perf_counter()
-    budget_bytes = None if options.budget is None else int(options.budget * MIB)
-    replay = simulate(_events(options), _make(name, options), budget_bytes)
+    replay = simulate(_events(options), _make(name, options), _budget_bytes(options))
     boundaries = kv_boundaries() if options.workload in WORKLOADS and options.workload != "static" else []
     return name, figures(replay, boundaries), replay, time.perf_counter() - start
 
 
+def _budget_bytes(options: argparse.Namespace) -> int | None:
+    if options.budget is None:
+        return None
+    if not 0 < options.budget < float("inf"):
+        raise BadRequest(f"--budget {options.budget}: it must be more than 0 MiB.")
+    return int(options.budget * MIB)
+
+
 def _simulate(options: argparse.Namespace) -> None:
     names = _policy_names(options)
+    if options.json is not None and not options.json.parent.is_dir():
+        raise BadRequest(f"--json {options.json}: there is no folder {options.json.parent}.")
     results = {}
     for count, (name, found, replay, seconds) in enumerate(_replay_all(names, options), 1):
         sys.stderr.write(f"{count}/{len(names)}  {name}: {len(replay.tokens):,} tokens in {seconds:.1f} s\n")
