@@ -96,6 +96,7 @@ def test_clairvoyant_by_name(tmp_path: Path) -> None:
         (["simulate", "--policy", "bucket", "--option", "era=Z", "--to", "1030"], "must be one of A, B, C"),
         (["simulate", "--policy", "bucket", "--budget", "-1", "--to", "1030"], "--budget -1.0: it must be more than 0"),
         (["simulate", "--policy", "bucket", "--budget", "nan", "--to", "1030"], "--budget nan: it must be more than 0"),
+        (["bench", "--rounds", "0"], "--rounds 0: it must be 1 or more"),
         (["simulate", "--json", "/no/such/folder/out.json"], "there is no folder /no/such/folder"),
     ],
 )
