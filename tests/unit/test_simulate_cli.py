@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.memory.__main__ import main
+from stepwell.memory.cli import main
 
 KEYS = {
     "creates_per_token",
@@ -124,9 +124,11 @@ def test_bench(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < float(policy_us) < float(pool_us) < 1000
 
 
-def test_module_and_help() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stepwell.memory", "--help"], capture_output=True, text=True, check=True
-    )
-    for word in ("simulate", "bench", "trace", "kv64", "sawtooth", "adaptive", "bucket-A", "clairvoyant"):
-        assert word in done.stdout
+def test_as_a_program_with_worker_processes() -> None:
+    program = [sys.executable, "-m", "stepwell.memory"]
+    shown = subprocess.run([*program, "--help"], capture_output=True, text=True, check=True).stdout
+    for word in ("simulate", "bench", "trace", "kv64", "sawtooth", "adaptive", "growth", "bucket-A", "clairvoyant"):
+        assert word in shown
+    arguments = ["simulate", "--workload", "static", "--to", "2", "--jobs", "2"]
+    lines = subprocess.run([*program, *arguments], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:11]] == [*ALL, "clairvoyant"]
