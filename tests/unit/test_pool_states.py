@@ -355,6 +355,20 @@ def test_debug_mode_overwrites_and_quarantines() -> None:
     assert contents(pool, clean) == bytes(4096)
 
 
+def test_debug_mode_finds_a_step_that_uses_a_released_buffer() -> None:
+    def step(pool: BufferPool) -> None:
+        launcher = Launcher(pool.device, pool)
+        source, target = (pool.acquire(64, Role.ACTIVATION) for _ in range(2))
+        rec = Recorder()
+        rec.copy(source, 0, target, 0, 64)
+        pool.release(source)
+        launcher.submit(rec.finish())
+
+    with pytest.raises(StaleBuffer, match=r"the step uses buffer \d+, which is free_recorded"):
+        step(BufferPool(FakeDevice(), "bucket", debug=True))
+    step(BufferPool(FakeDevice(), "bucket"))  # in order on the GPU, so it happens to be right: not checked otherwise
+
+
 def test_debug_mode_leaks_nothing() -> None:
     for policy in ("adaptive", "bucket", "disabled"):
         pool = BufferPool(FakeDevice(), policy, debug=True)

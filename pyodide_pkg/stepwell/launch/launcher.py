@@ -52,6 +52,8 @@ class Launcher:
         self.counters.submits += 1
 
     def assemble(self, step: Step) -> Program:
+        if self.pool.debug:
+            self.pool.check_live(step.buffers)
         counters, kernels, bind_groups = self.counters, self.kernels, self.bind_groups
         program = Program()
         for write in step.writes:

@@ -52,6 +52,14 @@ class Step(NamedTuple):
     commands: tuple[Copy | Launch, ...]
 
     @property
+    def buffers(self) -> set[int]:
+        """The handles of all buffers that the step writes, copies or binds."""
+        found = {write.buffer for write in self.writes}
+        for command in self.commands:
+            found.update(command.buffers if isinstance(command, Launch) else (command.source, command.target))
+        return found
+
+    @property
     def variants(self) -> set[Variant]:
         return {command.variant for command in self.commands if isinstance(command, Launch)}
 

@@ -147,6 +147,21 @@ class Leases(Figures):
         """StaleBuffer unless ``buffer`` is a lease of this pool that has not ended; DeviceLost if its device died."""
         self._slot_of(buffer)
 
+    @property
+    def debug(self) -> bool:
+        """Whether released buffers are overwritten and quarantined, and the launcher checks what steps use."""
+        return self._quarantine is not None
+
+    def check_live(self, buffer_ids: Iterable[int]) -> None:
+        """StaleBuffer if one of them is not leased: a step that is about to be submitted uses it after its release."""
+        for buffer_id in buffer_ids:
+            slot = self._slots.get(buffer_id)
+            if slot is None or slot.lease is None:
+                raise StaleBuffer(
+                    f"the step uses buffer {buffer_id}, which is {self.state(buffer_id)}. Release a buffer only after "
+                    "the step that uses it was submitted."
+                )
+
     def state(self, buffer_id: int) -> State:
         """Where a buffer is; one that the pool does not know is DESTROYED."""
         return self.inventory.state(buffer_id)
