@@ -351,6 +351,36 @@ def test_loss_while_destroying() -> None:
     pool.close()
 
 
+@pytest.mark.parametrize("policy", ["adaptive", "bucket", "simple", "pow2", "exact"])
+def test_after_a_loss_no_policy_hands_out_a_dead_buffer(policy: str) -> None:
+    device = FakeDevice()
+    pool = BufferPool(device, policy, debug=policy == "pow2")
+    for nbytes in (4096, 8192):
+        pool.release(pool.acquire(nbytes, Role.KV))
+    pool.flush()
+    device.lose()
+    for nbytes in (64 << 10, 4096, 8192, 4096):  # the first finds the loss; the others were free
+        with pytest.raises(DeviceLost):
+            pool.acquire(nbytes, Role.KV)
+    pool.note_lost()
+    assert pool.generation == 1, "one loss"
+    second = FakeDevice()
+    pool.rebuild(second)
+    buffer = pool.acquire(4096, Role.KV)
+    assert second.get(buffer.id, FakeBuffer, "test").size == buffer.size
+    assert pool.generation == 1
+
+
+def test_a_rebuild_without_a_noticed_loss() -> None:
+    """The caller saw the loss first: the old leases die all the same."""
+    pool = BufferPool(FakeDevice())
+    buffer = pool.acquire(4096, Role.KV)
+    pool.rebuild(FakeDevice())
+    with pytest.raises(DeviceLost, match="died with its device"):
+        pool.check(buffer)
+    assert (pool.reserved_bytes, pool.in_use_bytes, pool.generation) == (0, 0, 1)
+
+
 def test_loss_at_a_fence() -> None:
     async def run() -> None:
         device = FakeDevice()

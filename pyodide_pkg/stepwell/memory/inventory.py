@@ -4,7 +4,7 @@ Time is counted in flushes (``serial``): a buffer released now may be used by re
 by the GPU until it is done with what that flush submitted (``completed``).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from stepwell.errors import DeviceLost, PolicyError
 from stepwell.gpu.device import BufferUsage, Device
@@ -39,12 +39,14 @@ class Inventory:
         self.serial = 0  # of the last flush
         self.completed = 0  # the GPU is done with what was submitted up to this flush
         self.run = 0
+        self.lost = False
+        self.on_lost: Callable[[], None] = lambda: None  # whoever keeps ids of buffers forgets them here
         self._condemned: list[tuple[Slot, Eviction]] = []
         self._clears: dict[int, int] = {}
         self.attach(device)
 
     def attach(self, device: Device) -> None:
-        self.device = device
+        self.device, self.lost = device, False
         self.limits = {role: _role_limit(role, device.info.limits) for role in Role}
 
     def create(self, size: int, role: Role, label: str, session: int, missed: bool = True) -> Slot:
@@ -164,7 +166,10 @@ class Inventory:
             observer.failed(what, self.ledger.reserved_bytes)
 
     def note_lost(self) -> None:
-        """The device is gone, and every buffer with it: forget them all."""
+        """The device is gone, and every buffer with it: forget them all.  Safe to call twice."""
+        if self.lost:
+            return
+        self.lost = True
         self.note_failure("lost")
         for slot in self.slots.values():
             if slot.lease is not None:
@@ -176,6 +181,7 @@ class Inventory:
         self.in_flight = InFlight()
         self.completed = self.serial
         self.generation += 1
+        self.on_lost()
 
     def close(self) -> None:
         """Destroy everything, leased buffers too."""

@@ -48,6 +48,7 @@ class BufferPool(Leases):
         debug: bool = False,
     ) -> None:
         super().__init__(device, policy, Budget(budget_bytes, hard), debug)
+        self.inventory.on_lost = self._forget
 
     @property
     def device(self) -> Device:
@@ -149,13 +150,10 @@ class BufferPool(Leases):
     def note_lost(self) -> None:
         """The device is gone, and every buffer with it: forget them all.  What the policies learned stays."""
         self.inventory.note_lost()
-        self._forget()
 
     def rebuild(self, device: Device) -> None:
         """Go on with another device: the books are empty, the high-water marks are there, old leases are dead."""
-        if self._slots:
-            self.inventory.note_lost()
-        self._forget()
+        self.inventory.note_lost()
         self.inventory.attach(device)
         self._set_routes()
 
