@@ -116,7 +116,8 @@ class KVPattern:
         self._held: list[Buffer] = []
         self.cancelled = False
         try:
-            self._slots = [self._hold(_SLOT_BYTES, Role.ACTIVATION, f"sum.{site}") for site in range(self._tensors)]
+            # with the weights, whose sizes are exact: a policy's coarse class would make 64 slots a weight of their own
+            self._slots = [self._hold(_SLOT_BYTES, Role.WEIGHTS, f"sum.{site}") for site in range(self._tensors)]
             self._chain = self._hold(4 * _ROW_WORDS, Role.ACTIVATION, "chain")
             self._step = self._hold(STEP_BYTES, Role.UNIFORM, "step")
             self._staging = self._hold(4 * self._results, Role.STAGING, "readback")
