@@ -76,11 +76,11 @@ class World:
         self.decisions.append(self.names.setdefault(buffer.id, len(self.names)))
 
     def check_budget(self) -> None:
-        """Over the budget is only what is in use, in flight, in quarantine or waiting for the flush."""
+        """Over the budget is only what is in use, what the GPU is not done with, and what is in quarantine."""
         if self.pool.excess(0) > 0 and not self.debug:
             assert not self.pool.budget.hard
             states = {self.pool.state(buffer) for buffer in self.pool.inventory.slots}
-            assert states <= {State.LIVE, State.FREE_RECORDED}, "a free buffer could have made way"
+            assert State.FREE_COMPLETE not in states, "a free buffer could have made way"
 
     def release(self, number: int) -> None:
         free_to_go = [lease for lease in self.leases if lease not in self.pinned]

@@ -255,6 +255,22 @@ def test_free_buffers_make_way_for_new_ones() -> None:
     pool.check(held)
 
 
+def test_what_the_gpu_uses_makes_no_room_yet_so_others_make_way_too() -> None:
+    """The policy offers its largest first, which is in flight; the idle one is given up as well."""
+    pool = BufferPool(FakeDevice(), "simple", budget_bytes=10 * MIB)
+    idle, busy = pool.acquire(2 * MIB, Role.KV), pool.acquire(3 * MIB, Role.KV)
+    pool.release(idle)
+    pool.flush()
+    pool.note_complete(pool.serial)
+    pool.acquire(64, Role.ACTIVATION)
+    pool.release(busy)
+    pool.flush()
+    assert (pool.state(idle.id), pool.state(busy.id)) == (State.FREE_COMPLETE, State.FREE_SUBMITTED)
+    pool.acquire(6 * MIB, Role.KV)
+    assert (pool.state(idle.id), pool.state(busy.id)) == (State.DESTROYED, State.DESTROYED)
+    assert pool.reserved_bytes + pool.in_flight_bytes <= 10 * MIB
+
+
 def test_a_soft_budget_is_exceeded_by_what_is_in_use() -> None:
     pool = BufferPool(FakeDevice(), "bucket", budget_bytes=10 * MIB)
     held = [pool.acquire(4 * MIB, Role.KV) for _ in range(4)]

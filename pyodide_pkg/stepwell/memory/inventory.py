@@ -103,6 +103,10 @@ class Inventory:
             self.completed = serial
             self.in_flight.settle(serial)
 
+    def has_idle(self) -> bool:
+        """Whether a free buffer exists that neither recorded nor submitted work uses."""
+        return any(slot.lease is None and slot.used_until <= self.completed for slot in self.slots.values())
+
     def state(self, buffer_id: int) -> State:
         slot = self.slots.get(buffer_id)
         if slot is None:

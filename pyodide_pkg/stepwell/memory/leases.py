@@ -196,14 +196,17 @@ class Leases(Figures):
         """By how much the budget would be exceeded by ``nbytes`` more; 0 or less: they fit."""
         return self.budget.excess(self.ledger.reserved_bytes + self.in_flight_bytes + nbytes)
 
-    def reclaim(self, nbytes: int, cause: Eviction) -> None:
-        """Give up free buffers of ``nbytes`` in total, as far as there are any."""
+    def reclaim(self, nbytes: int, cause: Eviction) -> int:
+        """Give up free buffers of ``nbytes`` in total, as far as there are any; returns how many."""
+        count = 0
         for policy in self._policies:
             if nbytes <= 0:
-                return
+                break
             given_up = policy.reclaim(nbytes)
             nbytes -= sum(self._slots[buffer_id].size for buffer_id in given_up if buffer_id in self._slots)
+            count += len(given_up)
             self._retire(given_up, cause, policy)
+        return count
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -231,7 +234,14 @@ class Leases(Figures):
         return self.inventory.create(size, role, label, session)
 
     def _meet_budget(self, limit: int, size: int, role: Role, label: str) -> None:
-        self.reclaim(self.excess(size), Eviction.BUDGET)
+        """Give up free buffers for a new one.
+
+        What the GPU may still be using makes room only later; a policy cannot know which that is, so it is asked again
+        for as long as there are others.
+        """
+        while (excess := self.excess(size)) > 0 and self.reclaim(excess, Eviction.BUDGET):
+            if not self.inventory.has_idle():
+                break
         if not self.budget.hard or self.excess(size) <= 0:
             return
         in_use, in_flight = self.in_use_bytes, self.in_flight_bytes

@@ -152,9 +152,7 @@ class _Pool:
 
     def _create(self, size: int, request: Request) -> int:
         if self._budget_bytes is not None:
-            excess = self.reserved_bytes + size - self._budget_bytes
-            if excess > 0:
-                self._destroy(self._policy.reclaim(excess), "budget")
+            self._meet_budget(self._budget_bytes - size)
         buffer_id, self._next_id = self._next_id, self._next_id + 1
         self._sizes[buffer_id] = size
         self.creates += 1
@@ -165,6 +163,14 @@ class _Pool:
         if self.reserved_bytes > self.peak_reserved_bytes:
             self.peak_reserved_bytes = self.reserved_bytes
         return buffer_id
+
+    def _meet_budget(self, limit: int) -> None:
+        """As the pool: what the GPU may still use makes room only later, so the policy is asked for others too."""
+        while self.reserved_bytes > limit:
+            given_up = self._policy.reclaim(self.reserved_bytes - limit)
+            self._destroy(given_up, "budget")
+            if not given_up or self._free <= self._used:
+                break
 
     def _destroy(self, buffer_ids: Iterable[int], cause: str) -> None:
         for buffer_id in buffer_ids:
