@@ -168,17 +168,21 @@ class BufferPool(Leases):
         self._set_routes()
         self._retire(old.drain(), Eviction.POLICY, old)
 
-    def prepare_growth(self, nbytes: int, sites: Iterable[int], runs: int, at_most: int = 2) -> int:
-        """Create up to ``at_most`` of the KV buffers of ``nbytes`` that ``sites`` will ask for within ``runs`` runs.
+    def prepare_growth(self, nbytes: int, sites: Iterable[int], runs: int, at_most: int | None = None) -> int:
+        """Create some of the KV buffers of ``nbytes`` that ``sites`` will ask for in ``runs`` runs; returns how many.
 
-        For the policies that plan (``adaptive``).  The buffers are cleared by the next program, so that no token pays
-        for their first use; what would exceed the budget is not created.  Returns how many were.
+        Called once a run, it makes ``at_most`` at a time, or by default so many that most are there in time: one where
+        sites cross one by one.  The next program clears them, so that no token pays for their first use; what would
+        exceed the budget is not created.  For the policies that plan (``adaptive``).
         """
         policy = self.policy
         if not isinstance(policy, Growing):
             return 0
         made = 0
-        for _, size in policy.plan_growth([Request(nbytes, Role.KV, site) for site in sites])[:at_most]:
+        plan = policy.plan_growth([Request(nbytes, Role.KV, site) for site in sites])
+        if at_most is None:
+            at_most = -(-2 * len(plan) // runs)
+        for _, size in plan[:at_most]:
             size = min(size, self.inventory.limits[Role.KV][0])
             if self.excess(size) > 0:
                 break
