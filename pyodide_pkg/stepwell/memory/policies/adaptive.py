@@ -144,8 +144,9 @@ class Adaptive:
     def plan_growth(self, requests: Sequence[Request]) -> list[tuple[Request, int]]:
         """The buffers, with their sizes, that KV requests to come will need and that are not there yet.
 
-        A class that was not in use takes two per request: one for the token that enters it, one for the next, while
-        the first still holds the past.
+        The smallest come first: the smaller a site's next class, the sooner it outgrows the one it has.  A class
+        that was not in use takes two per request: one for the token that enters it, one for the next, while the first
+        still holds the past.
         """
         wanted: Counter[int] = Counter()
         plan: list[tuple[Request, int]] = []
@@ -157,7 +158,7 @@ class Adaptive:
             wanted[size] += 2
             there = len(found.free) if found is not None else 0
             plan += [(request, size)] * min(2, max(0, wanted[size] - there))
-        return plan
+        return sorted(plan, key=lambda entry: entry[1])
 
     def adopt(self, buffer_id: int, size: int, runs: int) -> None:
         """Keep a new KV buffer that is not needed yet, for ``runs`` runs at most."""
