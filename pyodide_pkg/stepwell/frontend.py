@@ -7,71 +7,31 @@ any other exception is a bug and propagates to the caller.
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-from stepwell import __version__
 from stepwell.decode.kv_cache import KV_MODES
 from stepwell.decode.kv_pattern import FIRST_POSITIONS, KVPattern
 from stepwell.decode.session import DecodeSession, Generation, TokenEvent
 from stepwell.decode.timing import now_ms
-from stepwell.errors import BadFile, BadRequest, StepwellError, Unsupported
+from stepwell.errors import BadRequest, StepwellError, Unsupported
 from stepwell.gpu import open_device
 from stepwell.gpu.device import ByteSource, Device
 from stepwell.launch.launcher import Launcher
-from stepwell.listings import describe_classes, describe_policies, describe_workloads
+from stepwell.listings import describe_classes, describe_environment, describe_policies, describe_workloads
+from stepwell.loaded_model import LoadedModel, check_vocabulary
 from stepwell.memory.policies import make_policy
 from stepwell.memory.pool import BufferPool
 from stepwell.models import ARCHITECTURES
-from stepwell.models.llama import Llama
 from stepwell.record import RunRecord
 from stepwell.request import Request
 from stepwell.text.backends import js_backend
 from stepwell.text.chat import render_chat
 from stepwell.text.detokenizer import Detokenizer, StopMatcher
 from stepwell.text.tokenizer import Tokenizer
-from stepwell.weights.gguf import GgufFile, read_gguf
+from stepwell.weights.gguf import read_gguf
 
 _PROGRESS_MS = 50  # between two progress messages
 _FRAME_MS = 16  # between two messages about the pool's classes
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model on the GPU and how to talk to it."""
-
-    name: str
-    sha256: str | None
-    file: GgufFile
-    llama: Llama
-    tokenizer: Tokenizer
-    chat_template: str | None
-
-    def describe(self) -> dict[str, object]:
-        config = self.llama.config
-        types: dict[str, int] = {}
-        for tensor in self.file.tensors.values():
-            types[tensor.format.name] = types.get(tensor.format.name, 0) + 1
-        return {
-            "name": self.name,
-            "sha256": self.sha256,
-            "architecture": self.file.metadata["general.architecture"],
-            "layers": config.n_layers,
-            "kv_heads": config.n_kv_heads,
-            "head_dim": config.head_dim,
-            "context_length": config.context_length,
-            "bytes": self.file.size,
-            "tensor_types": types,
-            "has_chat_template": self.chat_template is not None,
-        }
-
-
-def _check_vocabulary(tokenizer: Tokenizer, file: GgufFile) -> None:
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is not None and tokenizer.vocab_size > embedding.shape[-1]:
-        raise BadFile(
-            f"the vocabulary has {tokenizer.vocab_size:,} tokens, the token embedding {embedding.shape[-1]:,} rows."
-        )
 
 
 def _start_afresh(pool: BufferPool, request: Request) -> None:
@@ -220,7 +180,7 @@ class Frontend:
             raise Unsupported(f"architecture {architecture!r} is not supported; there are {', '.join(ARCHITECTURES)}.")
         tokenizer = Tokenizer(file.metadata, self._make_encoder)
         self._enter("weights", f"Loading {described['name']}")
-        _check_vocabulary(tokenizer, file)
+        check_vocabulary(tokenizer, file)
         llama = await ARCHITECTURES[architecture].load(file, source, launcher, self._progress("bytes"))
         template = file.metadata.get("tokenizer.chat_template")
         self._model = LoadedModel(
@@ -374,23 +334,4 @@ class Frontend:
         return self._opened().pool.ledger.reserved_by_role()
 
     def _environment(self) -> dict[str, object]:
-        info = self._opened().device.info
-        return {
-            "adapter": {
-                "vendor": info.vendor,
-                "architecture": info.architecture,
-                "description": info.description,
-                "is_fallback": info.is_fallback,
-                "is_software": info.is_software,
-                "subgroup_size": info.subgroup_size,
-            },
-            "features": sorted(info.features),
-            "browser": self._host.get("browser"),
-            "flags": self._host.get("flags", []),
-            "cross_origin_isolated": self._host.get("cross_origin_isolated"),
-            "timer_resolution_us": self._host.get("timer_resolution_us"),
-            "pyodide": self._host.get("pyodide"),
-            "pyodide_ms": self._host.get("pyodide_ms"),
-            "boot_ms": self._host.get("boot_ms"),
-            "stepwell": __version__,
-        }
+        return describe_environment(self._opened().device.info, self._host)

@@ -1,9 +1,12 @@
-"""Plain data for a page: the policies with their options, the workloads, and the size classes of a pool."""
+"""Plain data for a page: policies with their options, workloads, the environment, and the size classes of a pool."""
 
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
+from stepwell import __version__
 from stepwell.decode.kv_pattern import POSITION_BYTES, WORKLOADS
+from stepwell.gpu.device import DeviceInfo
 from stepwell.memory.policies import POLICIES
 from stepwell.memory.policies.options import Option, OptionKind
 from stepwell.memory.pool import CHOSEN_ROLES, BufferPool
@@ -23,6 +26,29 @@ def describe_workloads() -> list[dict[str, Any]]:
         {"name": name, "summary": found.summary, "tensors": found.tensors, "position_bytes": POSITION_BYTES}
         for name, found in WORKLOADS.items()
     ]
+
+
+def describe_environment(info: DeviceInfo, host: Mapping[str, Any]) -> dict[str, object]:
+    """``environment`` of a record: the device, and what only the page knows (``host``)."""
+    return {
+        "adapter": {
+            "vendor": info.vendor,
+            "architecture": info.architecture,
+            "description": info.description,
+            "is_fallback": info.is_fallback,
+            "is_software": info.is_software,
+            "subgroup_size": info.subgroup_size,
+        },
+        "features": sorted(info.features),
+        "browser": host.get("browser"),
+        "flags": host.get("flags", []),
+        "cross_origin_isolated": host.get("cross_origin_isolated"),
+        "timer_resolution_us": host.get("timer_resolution_us"),
+        "pyodide": host.get("pyodide"),
+        "pyodide_ms": host.get("pyodide_ms"),
+        "boot_ms": host.get("boot_ms"),
+        "stepwell": __version__,
+    }
 
 
 def describe_classes(pool: BufferPool) -> list[dict[str, Any]]:
