@@ -217,7 +217,7 @@ def test_a_budget_holds_to_one_class() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_buffers_are_made_and_touched_ahead_of_the_crossing() -> None:
-    pattern = open_pattern("adaptive", "kv16", start=2100, tokens=60)
+    pattern = open_pattern("adaptive", "kv64", start=2100, tokens=30)
     events = events_of(pattern)[3:]
     created = [event.counters.buffers_created for event in events]
     assert sum(created) > 4

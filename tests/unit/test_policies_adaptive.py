@@ -7,7 +7,8 @@ import pytest
 
 from stepwell.errors import BadRequest
 from stepwell.memory.buffer import Role
-from stepwell.memory.policies.adaptive import Adaptive
+from stepwell.memory.policies.adaptive import FEW_TENSORS, Adaptive
+from stepwell.memory.policies.bucket import Bucket
 from stepwell.memory.policies.size_classes import PHASES, even_series, phase_of, staggered_series
 from tests.policy_lab import KIB, MIB, GrowingKv, request
 
@@ -26,7 +27,7 @@ def test_kv_classes() -> None:
     assert policy.size_class(request(1 << 40)) == 1 << 40
     assert len({sizes[20] for sizes in series}) == PHASES, "each phase has classes of its own"
     assert policy.size_class(request(3 * MIB, site=6)) == policy.size_class(request(3 * MIB, site=6 + PHASES))
-    for bad in ({"window": 0}, {"window": 257}, {"growth": 1.0}, {"growth": 2.5}):
+    for bad in ({"window": 0}, {"window": 257}, {"growth": 1.0}, {"growth": -1.0}, {"growth": 2.5}):
         with pytest.raises(BadRequest, match=r"adaptive: a (window|growth) of"):
             Adaptive(**bad)  # type: ignore[arg-type]
 
@@ -48,12 +49,32 @@ def test_phases_of_any_number_of_sites_are_spread(sites: int) -> None:
     assert max(gaps) <= 2 * min(gaps)
 
 
+def test_a_few_tensors_share_the_classes_of_bucket() -> None:
+    """Known after the first run, forgotten when more tensors come; a growth that was asked for is kept to."""
+    policy, asked = Adaptive(), Adaptive(growth=1.25)
+    for site in range(FEW_TENSORS):
+        for each in (policy, asked):
+            each.acquire(request(3 * MIB, site), each.size_class(request(3 * MIB, site)))
+    staggered = [policy.size_class(request(9 * MIB, site)) for site in range(FEW_TENSORS)]
+    assert len(set(staggered)) == FEW_TENSORS
+    policy.begin_run()
+    asked.begin_run()
+    for nbytes in (100, 3 * MIB, 9 * MIB, 13 * MIB, 17 * MIB, 160 * MIB):
+        sizes = {policy.size_class(request(nbytes, site)) for site in range(FEW_TENSORS)}
+        assert sizes == {Bucket().size_class(request(nbytes))}
+    assert 200 * MIB <= policy.size_class(request(200 * MIB)) <= 250 * MIB
+    assert [asked.size_class(request(9 * MIB, site)) for site in range(FEW_TENSORS)] == staggered
+    policy.size_class(request(9 * MIB, FEW_TENSORS))
+    policy.begin_run()
+    assert [policy.size_class(request(9 * MIB, site)) for site in range(FEW_TENSORS)] == staggered
+
+
 def test_without_stagger_all_sites_share_their_classes() -> None:
     policy = Adaptive(stagger=False, growth=1.5)
     assert {policy.size_class(request(3 * MIB, site)) for site in range(64)} == {int(3.375 * MIB)}
 
 
-@pytest.mark.parametrize(("tensors", "position_bytes"), [(64, 2048), (60, 768), (16, 2048)])
+@pytest.mark.parametrize(("tensors", "position_bytes"), [(64, 2048), (60, 768), (24, 2048)])
 def test_adaptive_growing_kv(tensors: int, position_bytes: int) -> None:
     """No creates in the steady state; at and above 1 MiB at most one per step while the sites outgrow their classes.
 
@@ -225,7 +246,9 @@ def test_regret_fades() -> None:
 
 def test_regret_keeps_the_classes_of_alternating_caches() -> None:
     """Three chats in turn on one pool: dropping what the last runs did not use would be wrong, and is unlearned."""
-    runs = [GrowingKv(Adaptive(), tensors=8, position_bytes=2048, positions=start) for start in (600, 1000, 2000)]
+    runs = [
+        GrowingKv(Adaptive(growth=1.25), tensors=8, position_bytes=2048, positions=start) for start in (600, 1000, 2000)
+    ]
     pool = runs[0].pool
     for run in runs[1:]:
         for buffer in run.past:

@@ -401,7 +401,7 @@ def test_growing_kv_alternates_between_two_sets(policy: str, position_bytes: int
     seen = []
     for positions in range(start, start + 12):
         pool.begin_run()
-        present = [pool.acquire(position_bytes * positions, Role.KV, site=site) for site in range(8)]
+        present = [pool.acquire(position_bytes * positions, Role.KV, site=site) for site in range(24)]
         pool.flush()
         for buffer in reversed(past):
             pool.release(buffer)
@@ -409,7 +409,7 @@ def test_growing_kv_alternates_between_two_sets(policy: str, position_bytes: int
         seen.append([buffer.id for buffer in present])
     assert seen[2:] == seen[:-2]
     assert not set(seen[0]) & set(seen[1])
-    assert pool.created == 16
+    assert pool.created == 48
 
 
 # ---- under every policy, whatever happens ---------------------------------------------------------------------------

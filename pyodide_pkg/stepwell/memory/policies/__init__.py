@@ -30,7 +30,7 @@ POLICIES: Mapping[str, PolicyEntry] = {
         "keeps what the last runs needed; equal tensors outgrow their size class one by one",
         (
             Option("window", OptionKind.INT, WINDOW, "runs whose high-water mark is remembered", 1, WIDEST_WINDOW),
-            Option("growth", OptionKind.FLOAT, GROWTH, "ratio of neighbouring KV size classes", 1.01, 2),
+            Option("growth", OptionKind.FLOAT, GROWTH, "ratio of KV size classes, 1.01 to 2; 0 chooses them", 0, 2),
             Option("stagger", OptionKind.BOOL, True, "each site has size classes of its own"),
         ),
     ),

@@ -4,7 +4,8 @@
 that the KV cache has left is dropped after two runs without demand, unless that proved wrong before.
 
 *Which sizes.*  See ``size_classes``: KV tensors have classes of their own per site, so that a growing cache crosses
-them one tensor at a time; the other roles share finer ones.
+them one tensor at a time.  A few tensors share ONNX Runtime's classes instead: their crossing is a small burst, and
+with those classes nothing creates less.  The other roles share finer ones.
 
 *Borrowing.*  A request whose class is empty takes a free buffer of up to 1.25 times its bytes from a class that nothing
 uses, before one is created.
@@ -23,17 +24,20 @@ from stepwell.errors import BadRequest
 from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Request, round_up
 from stepwell.memory.policies.high_water import WIDEST_WINDOW, SizeClass, cost_per_byte
-from stepwell.memory.policies.size_classes import PHASES, even_series, phase_of, staggered_series
+from stepwell.memory.policies.size_classes import PHASES, even_series, phase_of, shared_series, staggered_series
 
 WINDOW = 8
-GROWTH = 1.25
+GROWTH = 0.0  # chosen by the number of KV tensors
+FEW_TENSORS = 20  # what bucket keeps of its 4 MiB class: up to here, its fixed limits are enough
+GROWTH_OF_MANY = 1.25
 BORROW = 1.25
 _KV_PATIENCE_RUNS = 2
 _KV = Role.KV  # looking a member up on its class costs more than the comparison
 
 
 class Adaptive:
-    """``window``: runs for which a high-water mark is remembered.  ``growth``: the ratio of KV's classes.
+    """``window``: runs for which a high-water mark is remembered.  ``growth``: the ratio of KV's classes; 0 is 1.25, or
+    the shared classes of a few once a run has shown that there are no more than 20 KV tensors.
 
     ``stagger``: whether each site has classes of its own.
     """
@@ -41,10 +45,13 @@ class Adaptive:
     def __init__(self, window: int = WINDOW, growth: float = GROWTH, stagger: bool = True) -> None:
         if not 1 <= window <= WIDEST_WINDOW:
             raise BadRequest(f"adaptive: a window of {window} runs; it must be 1 to {WIDEST_WINDOW}.")
-        if not 1.01 <= growth <= 2:
-            raise BadRequest(f"adaptive: a growth of {growth}; it must be 1.01 to 2.")
+        if growth and not 1.01 <= growth <= 2:
+            raise BadRequest(f"adaptive: a growth of {growth}; it must be 1.01 to 2, or 0 to choose the classes.")
         self._window = window
-        self._growth = growth
+        self._choosing = not growth
+        self._growth = growth or GROWTH_OF_MANY
+        self._kv_sites = 0  # the highest seen, and one
+        self._few = False
         self._kv_series: list[list[int] | None] = [None] * PHASES
         self._stagger = stagger
         self._even = even_series()
@@ -94,6 +101,9 @@ class Adaptive:
 
     def begin_run(self) -> Sequence[int]:
         run = self._run
+        if self._choosing and self._few != (0 < self._kv_sites <= FEW_TENSORS):
+            self._few = not self._few
+            self._kv_series = [None] * PHASES
         given_up: list[int] = []
         kv_goes_on = any(found.peak for found in self._kv.values())
         for classes in (self._kv, self._other):
@@ -172,8 +182,12 @@ class Adaptive:
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _series(self, site: int) -> list[int]:
-        series = staggered_series(self._growth, phase_of(site) if self._stagger else 0)
+        if self._few:
+            series = shared_series()
+        else:
+            series = staggered_series(self._growth, phase_of(site) if self._stagger else 0)
         self._kv_series[site] = series
+        self._kv_sites = max(self._kv_sites, site + 1)
         return series
 
     def _classes(self) -> list[SizeClass]:

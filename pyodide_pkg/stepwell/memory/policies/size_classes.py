@@ -8,10 +8,12 @@ Phases follow the bit-reversed site: any number of sites spreads evenly, without
 from functools import cache
 
 from stepwell.memory.policies.base import round_up
+from stepwell.memory.policies.bucket import ORT_LIMITS
 
 MIB = 1 << 20
 LARGEST_CLASS = 1 << 36
 PHASES = 256
+GROWTH_BEYOND = 1.25
 SUBSTEPS = 4
 """Classes per doubling of everything but KV: at most 25 % of a buffer is unused, interchangeable between sites."""
 _SMALLEST_CLASS = 256
@@ -35,6 +37,15 @@ def staggered_series(growth: float, phase: int) -> list[int]:
     while sizes[-1] < LARGEST_CLASS:
         sizes.append(round_up(int(MIB * growth ** (step + phase / PHASES)), 256))
         step += 1
+    return sizes
+
+
+@cache
+def shared_series() -> list[int]:
+    """The KV classes of a few tensors, shared by all of them: ONNX Runtime's, and GROWTH_BEYOND above its largest."""
+    sizes = sorted(ORT_LIMITS)
+    while sizes[-1] < LARGEST_CLASS:
+        sizes.append(round_up(int(sizes[-1] * GROWTH_BEYOND), 256))
     return sizes
 
 
