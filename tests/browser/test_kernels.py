@@ -480,7 +480,7 @@ BATCHES: tuple[tuple[Any, Any], ...] = (
 )
 
 
-TESTED_ELSEWHERE = {"kv_pattern": "test_kv_pattern.py"}  # kernels of a workload, which are tested with it
+TESTED_ELSEWHERE = {"kv_pattern": "test_kv_pattern_browser.py"}  # kernels of a workload, which are tested with it
 
 
 def test_every_kernel_is_tested(kernels: KernelLab) -> None:

@@ -477,16 +477,28 @@ def test_device_loss_at_every_submit_of_a_session(small_model: Path, kv: str) ->
     async def run(dies_at: int) -> None:
         rig = Rig(FaultyDevice(dies_at=dies_at))
         await rig.load(small_model)
+        session = DecodeSession(rig.model, rig.launcher, kv=kv, context=32)
+        events: list[TokenEvent] = []
         with pytest.raises(DeviceLost):
-            await rig.decode(kv)
+            async for event in session.generate([1, 2, 3], Generation(max_tokens=6)):
+                events.append(event)  # noqa: PERF401  (what came before the loss counts)
         assert (rig.pool.reserved_bytes, rig.pool.in_use_bytes) == (0, 0)
+        # what was committed, and no more: the last token was chosen but not yet fed
+        chosen = [event.id for event in events]
+        assert list(session.history) == ([1, 2, 3, *chosen[:-1]] if events else [])
+        session.close()
         rig.model.close()
         # the same pool, another device: load again and prefill the history
         rig.device = FaultyDevice()
         rig.pool.rebuild(rig.device)
         rig.launcher = Launcher(rig.device, rig.pool)
         await rig.load(small_model)
-        assert len(await rig.decode(kv)) == 6
+        again = DecodeSession(rig.model, rig.launcher, kv=kv, context=32)
+        resumed = [1, 2, 3, *chosen]
+        left = 6 - len(events)
+        positions = [event.position async for event in again.generate(resumed, Generation(max_tokens=left))]
+        assert positions == list(range(len(resumed), len(resumed) + left))
+        again.close()
         rig.model.close()
         rig.pool.close()
         assert rig.device.table_sizes()["buffers"] == 0

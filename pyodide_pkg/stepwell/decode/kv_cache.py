@@ -1,7 +1,7 @@
 """The KV cache modes: who holds K and V, and what a step does to make room.
 
 K and V of a layer are f32 [position][kv_heads * head_dim] (position-major, so that growing is one plain copy).
-A step is a transaction: ``extend`` before recording, then ``commit`` once it was submitted, or ``abandon``.
+A step is a transaction: ``extend`` before recording, then ``commit`` once its result is back, or ``abandon``.
 """
 
 from collections.abc import Callable

@@ -70,6 +70,7 @@ class DecodeSession:
         self._meter = Meter(launcher, pool.ledger)
         self._cancelled = False
         self._closed = False
+        self._history: list[int] = []
         make_cache, _ = KV_MODES[kv]
         self._cache = make_cache(pool, config.n_layers, model.kv_width_bytes, context)
         self._step = pool.acquire(STEP_BYTES, Role.UNIFORM, "step")
@@ -80,6 +81,15 @@ class DecodeSession:
     def length(self) -> int:
         """Positions in the KV cache."""
         return self._cache.length
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """The ids of the filled positions, in order.
+
+        They outlive the device: after a loss, load the model again and prefill a new session with them and the last
+        token to go on where this one was.
+        """
+        return tuple(self._history)
 
     @property
     def cancelled(self) -> bool:
@@ -201,7 +211,9 @@ class DecodeSession:
             uploaded = ids if upload or attempts > 1 else None
             return await self._attempt(uploaded, len(ids), generation, on_gpu=on_gpu, last=last)
 
-        return await self._pool.retrying(attempt)
+        result = await self._pool.retrying(attempt)
+        self._history += ids
+        return result
 
     async def _attempt(
         self, ids: Sequence[int] | None, rows: int, generation: Generation, *, on_gpu: bool, last: bool
