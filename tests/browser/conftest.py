@@ -49,9 +49,12 @@ def server_url(site: Site) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """Chromium with the software adapter; without one the test is skipped here and fails in CI."""
+    """Chromium, with the software adapter unless $STEPWELL_PROFILE is ``hardware``.
+
+    Without a browser the test is skipped here and fails in CI.
+    """
     try:
-        with open_browser(Profile.SOFTWARE) as (browser, _):
+        with open_browser(Profile(os.environ.get("STEPWELL_PROFILE", Profile.SOFTWARE))) as (browser, _):
             yield browser
     except SetupError as error:
         if os.environ.get("CI"):
