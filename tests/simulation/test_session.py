@@ -184,7 +184,7 @@ def test_nothing_is_left_after_a_session(model_path: Path, policy: str, kv: str)
         tables = rig.device.table_sizes()
         for _ in range(2):
             session = rig.session(kv, context=100)
-            assert len(await tokens(session, 5, 20)) == 20
+            assert len(await tokens(session, 5, 8)) == 8
             session.close()
             session.close()
         rig.launcher.bind_groups.clear()
