@@ -22,8 +22,7 @@ FLAGS = ["--a-flag"]
 
 @pytest.fixture(scope="module")
 def runner(browser: Browser, server_url: str, site: Site) -> Iterator[PageRunner]:
-    if site.model("smollm2") is None:
-        pytest.skip("the site has no demo model: python -m harness site fetches it")
+    assert site.model("smollm2") is not None, "the demo model is part of the set-up: make setup fetches it"
     with PageRunner(browser, server_url, Profile.SOFTWARE, FLAGS, timeout_s=240) as runner:
         yield runner
 
