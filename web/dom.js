@@ -11,6 +11,20 @@ export function element(tag, properties = {}, ...children) {
   return node;
 }
 
+/** A form field: its label, the control, and a hint that is its tooltip and its description for screen readers. */
+export function field(label, hint, control, extra = "") {
+  const id = `${control.name}-hint`;
+  control.setAttribute("aria-describedby", id);
+  control.title = hint;
+  return element(
+    "label",
+    { className: `field ${extra}` },
+    element("span", {}, label),
+    control,
+    element("span", { id, className: "visually-hidden" }, hint),
+  );
+}
+
 /**
  * A function that calls `draw` in the next animation frame, however often it is called before that. Viewers who ask for
  * reduced motion get one update per second instead of one per frame.

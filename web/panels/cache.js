@@ -1,4 +1,4 @@
-import { element } from "../dom.js";
+import { element, field } from "../dom.js";
 import { OPTION_PREFIX } from "../form.js";
 import { number } from "../format.js";
 import { FROM_WORKER, ON_PAGE } from "../messages.js";
@@ -64,7 +64,7 @@ function budgetFields() {
   return element(
     "div",
     { className: "fields" },
-    labelled("Budget, MiB", "what the pool may reserve in all; empty: no limit", budget),
+    field("Budget, MiB", "what the pool may reserve in all; empty: no limit", budget),
     element("label", { className: "check" }, hard, element("span", {}, "Fail rather than exceed it")),
   );
 }
@@ -76,27 +76,14 @@ function optionField({ name, kind, default: initial, summary, minimum, maximum, 
     const values = kind === "bool" ? ["true", "false"] : choices;
     const first = element("option", { value: "" }, `${initial} (default)`);
     const all = [first, ...values.map((value) => element("option", { value }, value))];
-    return labelled(name, summary, element("select", shared, ...all));
+    return field(name, summary, element("select", shared, ...all));
   }
   if (kind === "limits") {
     const text = element("input", { type: "text", autocomplete: "off", placeholder: "4 MiB:64, 8 MiB:64", ...shared });
-    return labelled(name, `${summary}. Default: ${initial}`, text, "wide");
+    return field(name, `${summary}. Default: ${initial}`, text, "wide");
   }
   const range = { min: minimum, max: maximum, step: kind === "int" ? 1 : "any", inputMode: "decimal" };
-  return labelled(name, summary, element("input", { type: "number", placeholder: String(initial), ...range, ...shared }));
-}
-
-function labelled(label, hint, control, extra = "") {
-  const id = `${control.name}-hint`;
-  control.setAttribute("aria-describedby", id);
-  control.title = hint;
-  return element(
-    "label",
-    { className: `field ${extra}` },
-    element("span", {}, label),
-    control,
-    element("span", { id, className: "visually-hidden" }, hint),
-  );
+  return field(name, summary, element("input", { type: "number", placeholder: String(initial), ...range, ...shared }));
 }
 
 function segment(name) {

@@ -1,4 +1,4 @@
-import { element } from "../dom.js";
+import { element, field } from "../dom.js";
 
 /** name, label, value, min, max, step, hint */
 const NUMBERS = [
@@ -76,16 +76,3 @@ export const sampling = {
       );
   },
 };
-
-function field(label, hint, control, extra = "") {
-  const id = `${control.name}-hint`;
-  control.setAttribute("aria-describedby", id);
-  control.title = hint;
-  return element(
-    "label",
-    { className: `field ${extra}` },
-    element("span", {}, label),
-    control,
-    element("span", { id, className: "visually-hidden" }, hint),
-  );
-}

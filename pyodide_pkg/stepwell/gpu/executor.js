@@ -15,9 +15,8 @@
   const roundUp4 = (nbytes) => (nbytes + 3) & ~3;
 
   class Executor {
-    constructor(device, info) {
+    constructor(device) {
       this.device = device;
-      this.info = info;
       this.nextHandle = 1; // never reused: Python keys its caches by these
       this.tables = { buffers: new Map(), pipelines: new Map(), bindGroups: new Map() };
       this.program = new Uint32Array(1 << 14);
@@ -281,6 +280,11 @@
       this.throwFailure();
     }
 
+    // What the device was opened with, as a JSON string.
+    granted() {
+      return JSON.stringify({ limits: limitsOf(this.device), features: [...this.device.features] });
+    }
+
     sizes() {
       const { buffers, pipelines, bindGroups } = this.tables;
       return [buffers.size, pipelines.size, bindGroups.size];
@@ -336,6 +340,13 @@
     async close() {
       await this.reader.cancel().catch(() => {});
     }
+  }
+
+  // Limits are accessors of the prototype: neither JSON nor spreading sees them.
+  function limitsOf({ limits }) {
+    const values = {};
+    for (const name in limits) values[name] = limits[name];
+    return values;
   }
 
   function kindOf(error) {
@@ -415,16 +426,14 @@
     if (!adapter) {
       throw failed("NoWebGPU", "WebGPU is there, but no adapter: see chrome://gpu; a blocklisted or missing GPU driver is the usual cause.");
     }
-    const limits = {};
-    for (const name in adapter.limits) limits[name] = adapter.limits[name];
     const { vendor, architecture, description, isFallbackAdapter, subgroupMinSize, subgroupMaxSize } = adapter.info;
     const facts = {
-      vendor, architecture, description, limits, subgroupMinSize, subgroupMaxSize,
+      vendor, architecture, description, subgroupMinSize, subgroupMaxSize, limits: limitsOf(adapter),
       isFallback: Boolean(isFallbackAdapter ?? adapter.isFallbackAdapter), features: [...adapter.features],
     };
     const openDevice = async (requestJson) => {
       const device = await adapter.requestDevice(JSON.parse(requestJson));
-      return new Executor(device, facts);
+      return new Executor(device);
     };
     return { facts: JSON.stringify(facts), openDevice };
   }

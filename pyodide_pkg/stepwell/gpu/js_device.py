@@ -88,7 +88,7 @@ async def open_js_device(need: Mapping[str, int], need_features: Sequence[str]) 
             "requiredLimits": {name: facts["limits"][name] for name in {*_WANTED_LIMITS, *need}},
             "requiredFeatures": sorted({*need_features, *(f for f in _WANTED_FEATURES if f in facts["features"])}),
         }
-        return JsDevice(await adapter.openDevice(json.dumps(request)), request)
+        return JsDevice(await adapter.openDevice(json.dumps(request)), facts)
     except JsException as exception:
         raise _raised(exception) from None
 
@@ -109,7 +109,7 @@ def _check(need: Mapping[str, int], need_features: Sequence[str], facts: Mapping
 class JsDevice:
     """The Device protocol over one ``Executor`` of executor.js."""
 
-    def __init__(self, executor: Any, request: Mapping[str, Any]) -> None:
+    def __init__(self, executor: Any, facts: Mapping[str, Any]) -> None:
         self._js = executor
         # methods looked up once: a proxied attribute costs as much as the call
         self._create_buffer = executor.createBuffer
@@ -118,14 +118,8 @@ class JsDevice:
         self._words = executor.words
         self._submit = executor.submit
         self._read = executor.readBuffer
-        facts = json.loads(run_js("(e) => JSON.stringify(e.info)")(executor))
-        granted = json.loads(
-            run_js(
-                "(e) => { const l = {}; for (const n in e.device.limits) l[n] = e.device.limits[n];"
-                " return JSON.stringify({limits: l, features: [...e.device.features]}); }"
-            )(executor)
-        )
-        subgroups = "subgroups" in request["requiredFeatures"]
+        granted = json.loads(executor.granted())
+        subgroups = "subgroups" in granted["features"]
         self._info = DeviceInfo(
             vendor=facts["vendor"],
             architecture=facts["architecture"],

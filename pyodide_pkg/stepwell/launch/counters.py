@@ -1,6 +1,6 @@
 """What issuing work cost, counted."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -19,9 +19,3 @@ class Counters:
     upload_bytes: int = 0
     readbacks: int = 0
     readback_bytes: int = 0
-
-    def snapshot(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in COUNTER_NAMES}
-
-
-COUNTER_NAMES = tuple(field.name for field in fields(Counters))
