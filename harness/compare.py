@@ -8,7 +8,7 @@ all arms alike.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.markup import escape
 from rich.table import Table
@@ -21,6 +21,7 @@ from harness.summary import percentile, plain_table, size
 CONTROL = "static"
 WARM_UP = 3  # the fill, and the two steps in which every policy makes the first sets of tensors
 SCHEMA = 1
+AnyArm = TypeVar("AnyArm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,8 @@ class Plan:
     def schedule(self) -> Iterator[tuple[int, int, Arm]]:
         """(round, start, arm) in the order of running."""
         for turn in range(self.rounds):
-            shift = turn % len(self.arms)
             for start in self.starts:
-                for arm in self.arms[shift:] + self.arms[:shift]:
+                for arm in rotated(self.arms, turn):
                     yield turn, start, arm
 
 
@@ -110,6 +110,12 @@ class Row:
     @property
     def max_over_median(self) -> float:
         return self.max_ms / self.median_ms
+
+
+def rotated(arms: Sequence[AnyArm], turn: int) -> list[AnyArm]:
+    """The arms in the order of round ``turn``: every round begins with another one."""
+    shift = turn % len(arms)
+    return [*arms[shift:], *arms[:shift]]
 
 
 def parse_arms(text: str) -> tuple[Arm, ...]:

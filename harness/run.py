@@ -30,8 +30,17 @@ _INVALID = """() => [...document.querySelectorAll("#scenario :invalid")].filter(
   .map((control) => `${control.name}=${control.value}: ${control.validationMessage}`)"""
 # Shown, so that they can be filled; and without what an earlier scenario left there.
 _CLEAR_OPTIONS = """() => {
-  for (const details of document.querySelectorAll("#cache details")) details.open = true;
-  for (const control of document.querySelectorAll('[name^="option-"]')) control.value = control.defaultValue ?? "";
+  const initial = ({ options }) => Math.max(0, [...options].findIndex((option) => option.defaultSelected));
+  const form = document.querySelector("#scenario");
+  for (const details of form.querySelectorAll("details")) details.open = true;
+  for (const control of form.querySelectorAll('[name^="option-"], [name^="launch-"]')) {
+    if (control.type === "checkbox") control.checked = control.defaultChecked;
+    else if (control.options) control.selectedIndex = initial(control);
+    else control.value = control.defaultValue;
+  }
+  for (const name of ["raw", "hard", "digest", "gpu_time", "trace"]) {
+    if (form.elements[name]) form.elements[name].checked = false;
+  }
 }"""
 OnText = Callable[[str], None]
 
@@ -129,6 +138,13 @@ class PageRunner:
         record["environment"]["flags"] = self.flags
         return records.check(record)
 
+    def trace(self) -> str:
+        """The last run's Chrome trace, as JSON text.  RunError when the page has none: the scenario must ask for it."""
+        text = self._page.evaluate("() => window.stepwell.trace ?? null")
+        if not isinstance(text, str):
+            raise self._error("the page says that the run is done but has no trace of it")
+        return text
+
     def _fill(self, scenario: Scenario) -> None:
         page = self._page
         for name, value in scenario.radios.items():
@@ -142,9 +158,9 @@ class PageRunner:
         page.evaluate(_CLEAR_OPTIONS)
         for name, value in scenario.fields.items():
             self._set(name, value)
-        page.locator('input[name="hard"]').set_checked(scenario.hard_budget, force=True)
+        for name in scenario.switches:
+            page.locator(f'input[name="{name}"]').check(force=True)
         if scenario.workload is None:
-            page.locator('input[name="raw"]').set_checked(scenario.raw, force=True)
             page.locator('select[name="eos"]').select_option(scenario.eos, force=True)
 
     def _set(self, name: str, value: str) -> None:

@@ -20,7 +20,7 @@ class Scenario:
     """One run.  ``model`` is a bundled model's id or a path; None leaves a number to the page's default.
 
     ``workload`` takes the place of the model and its prompt: it fills ``start`` positions, then grows by one per token.
-    ``policy_options`` are texts, as typed into the page's form; ``budget_mib`` is the pool's.
+    ``policy_options`` and ``launch`` are texts, as typed into the page's form; ``budget_mib`` is the pool's.
     """
 
     prompt: str = ""
@@ -42,15 +42,21 @@ class Scenario:
     policy_options: Mapping[str, str] = field(default_factory=dict)
     budget_mib: int | None = None
     hard_budget: bool = False
+    launch: Mapping[str, str] = field(default_factory=dict)
+    digest: bool = False
+    gpu_time: bool = False
+    trace: bool = False
 
     def __post_init__(self) -> None:
-        _check_policy(self.policy, self.policy_options)
+        _check_options(self.policy, self.policy_options, self.launch)
         if self.workload is not None:
             known = workloads()
             if self.workload not in known:
                 raise SetupError(f"there is no workload {self.workload!r}. Choose one of: {', '.join(known)}.")
             if self.prompt:
                 raise SetupError(f"{self.workload} has no model and takes no prompt.")
+            if self.digest:
+                raise SetupError(f"--digest is of a model's logits; {self.workload} has none: its ids are checksums.")
             return
         if self.start is not None:
             raise SetupError("--from is for a workload: a model starts at its prompt.")
@@ -81,6 +87,7 @@ class Scenario:
         values: dict[str, object] = {
             "tokens": self.tokens,
             **{f"option-{k}": v for k, v in self.policy_options.items()},
+            **{f"launch-{k}": v for k, v in self.launch.items()},
         }
         if self.workload is not None:
             optional["start"] = self.start
@@ -98,6 +105,13 @@ class Scenario:
         values |= {name: "" if value is None else value for name, value in optional.items()}
         return {name: str(value) for name, value in values.items()}
 
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The checkboxes that are on; all others are off."""
+        on = {"hard": self.hard_budget, "digest": self.digest, "gpu_time": self.gpu_time, "trace": self.trace}
+        on["raw"] = self.raw and self.workload is None
+        return tuple(name for name, value in on.items() if value)
+
 
 _ESCAPES = {"\\": "\\\\", "|": "\\|", "\n": "\\n", "\t": "\\t"}
 
@@ -114,23 +128,25 @@ def workloads() -> tuple[str, ...]:
     return tuple(WORKLOADS)
 
 
-def _check_policy(name: str, options: Mapping[str, str]) -> None:
+def _check_options(policy: str, options: Mapping[str, str], launch: Mapping[str, str]) -> None:
     from stepwell.errors import BadRequest
+    from stepwell.launch.options import LaunchOptions
     from stepwell.memory.policies import make_policy
 
     try:
-        make_policy(name, **options)
+        make_policy(policy, **options)
+        LaunchOptions.from_dict(launch)
     except BadRequest as error:
         raise SetupError(str(error)) from error
 
 
-def read_options(texts: Sequence[str]) -> dict[str, str]:
-    """``name=value`` texts of ``--policy-option``."""
+def read_options(texts: Sequence[str], option: str = "--policy-option") -> dict[str, str]:
+    """The ``name=value`` texts of an ``option`` of the command line."""
     options = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise SetupError(f"--policy-option {text!r}: write it as name=value.")
+            raise SetupError(f"{option} {text!r}: write it as name=value.")
         options[name.strip()] = value.strip()
     return options
 

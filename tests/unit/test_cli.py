@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness import adapter, cli, demo
+from harness import adapter, cli, cli_page, demo
 from harness.browser import Profile
 from harness.errors import RunError, SetupError
 from harness.scenario import Kv, Scenario, escape_stop, read_prompt
@@ -20,7 +20,7 @@ from tests.run_records import make_record
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
 
 
-@pytest.mark.parametrize("command", ["site", "serve", "run", "demo", "compare", "setup"])
+@pytest.mark.parametrize("command", ["site", "serve", "run", "demo", "compare", "ablate", "setup"])
 def test_every_command_has_help(command: str) -> None:
     shown = runner.invoke(cli.app, [command, "--help"])
     assert shown.exit_code == 0
@@ -32,7 +32,7 @@ def test_run_offers_what_it_must() -> None:
     scenario = (
         "model prompt prompt-file raw tokens policy kv ban-eos ignore-eos seed temperature top-k top-p context stop"
     )
-    scenario += " workload from policy-option budget hard"
+    scenario += " workload from policy-option budget hard launch digest gpu-time trace"
     harness = "top-logits profile flag browser headed timeout json site"
     for option in f"{scenario} {harness}".split():
         assert f"--{option}" in shown
@@ -65,6 +65,10 @@ REFUSED = {
     "policy option's form": (["--prompt", "x", "--policy-option", "window"], "name=value"),
     "policy option's value": (["--prompt", "x", "--policy-option", "window=0"], "window"),
     "budget": (["--prompt", "x", "--budget", "0"], "budget"),
+    "launch option": (["--prompt", "x", "--launch", "speed=9"], "'speed'; there are shared_pass"),
+    "launch option's form": (["--prompt", "x", "--launch", "replay"], "--launch 'replay': write it as name=value"),
+    "launch option's value": (["--prompt", "x", "--launch", "params=fast"], "one of auto, uniform_pool"),
+    "digest of a workload": (["--workload", "kv64", "--digest"], "kv64 has none"),
 }
 
 
@@ -72,8 +76,8 @@ REFUSED = {
 def test_bad_options_are_refused_before_anything_starts(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "open_page", lambda *_: pytest.fail("a browser was started"))
-    monkeypatch.setattr(cli.console, "width", 200, raising=False)
+    monkeypatch.setattr(cli_page, "open_page", lambda *_: pytest.fail("a browser was started"))
+    monkeypatch.setattr(cli_page.console, "width", 200, raising=False)
     arguments, words = REFUSED[name]
     assert exit_code(monkeypatch, "run", *arguments) == 2
     assert words in capsys.readouterr().err
@@ -86,14 +90,14 @@ def test_errors_become_exit_codes(
     def fail(*_: object) -> Any:
         raise error
 
-    monkeypatch.setattr(cli, "open_page", fail)
+    monkeypatch.setattr(cli_page, "open_page", fail)
     assert exit_code(monkeypatch, "run", "--prompt", "x") == code
     assert str(error) in capsys.readouterr().err
 
 
 def test_a_built_site_is_served_without_building(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "manifest.json").write_text('{"files": {}, "models": []}')
-    monkeypatch.setattr(cli, "build_site", lambda **_: pytest.fail("a site was built"))
+    monkeypatch.setattr(cli_page, "build_site", lambda **_: pytest.fail("a site was built"))
     served: list[Path] = []
 
     class Server:
@@ -101,7 +105,7 @@ def test_a_built_site_is_served_without_building(tmp_path: Path, monkeypatch: py
             served.append(root)
             raise SetupError("enough")
 
-    monkeypatch.setattr(cli, "SiteServer", Server)
+    monkeypatch.setattr(cli_page, "SiteServer", Server)
     model = tmp_path / "m.gguf"
     model.write_bytes(b"GGUF")
     arguments = ["run", "--prompt", "x", "--site", str(tmp_path)]
@@ -125,13 +129,17 @@ class FakePage:
         on_text("is")
         return self.records.pop(0)
 
+    def trace(self) -> str:
+        assert self.scenarios[-1].trace
+        return '{"traceEvents":[]}'
+
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         @contextmanager
         def open_page(*_: object) -> Iterator[tuple["FakePage", Any]]:
             nothing = SimpleNamespace(start=lambda: None, stop=lambda: None, update=lambda text: None)
             yield self, nothing
 
-        monkeypatch.setattr(cli, "open_page", open_page)
+        monkeypatch.setattr(cli_page, "open_page", open_page)
 
 
 def test_run_writes_the_answer_and_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +165,27 @@ def test_run_writes_the_answer_and_the_record(tmp_path: Path, monkeypatch: pytes
     assert "Paris" in done.stdout
     assert page.scenarios == [Scenario("Hi", kv=Kv.GROW, policy="bucket", eos="ban", stop=("a", "b"))]
     assert out.is_file()
+
+
+def test_launch_options_and_measures_reach_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = FakePage(make_record([30, 10]), make_record([30, 10]))
+    page.install(monkeypatch)
+    out = tmp_path / "deep" / "trace.json"
+    options = ["--launch", "replay=false", "--launch", "submit_every = 64", "--digest", "--gpu-time"]
+    done = runner.invoke(cli.app, ["run", "--prompt", "Hi", *options, "--trace", str(out)])
+    assert done.exit_code == 0, done.output
+    asked = page.scenarios[0]
+    assert asked == Scenario(
+        "Hi", launch={"replay": "false", "submit_every": "64"}, digest=True, gpu_time=True, trace=True
+    )
+    assert {name: value for name, value in asked.fields.items() if name.startswith("launch-")} == {
+        "launch-replay": "false",
+        "launch-submit_every": "64",
+    }
+    assert set(asked.switches) == {"digest", "gpu_time", "trace"}
+    assert out.read_text() == '{"traceEvents":[]}'
+    assert runner.invoke(cli.app, ["run", "--prompt", "Hi"]).exit_code == 0  # and no trace is asked for
+    assert page.scenarios[1].switches == ()
 
 
 def test_a_cancelled_run_is_written_and_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +236,8 @@ def test_a_workload_reaches_the_form() -> None:
     assert scenario.fields == {"tokens": "5", "start": "99", "option-window": "4", "budget": "1500"}
     assert Scenario(workload="kv16").fields == {"tokens": "64", "start": "", "budget": ""}
     assert Scenario("p", policy_options={"window": "4"}).fields["option-window"] == "4"
+    assert set(Scenario("p", raw=True, hard_budget=True).switches) == {"raw", "hard"}
+    assert Scenario(workload="kv16", raw=True).switches == ()
 
 
 def test_run_takes_a_workload(monkeypatch: pytest.MonkeyPatch) -> None:

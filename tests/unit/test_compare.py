@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from harness import cli, compare
+from harness import cli, cli_page, compare
 from harness.compare import Arm, ArmRun, Plan
 from harness.errors import SetupError
 from harness.scenario import Kv, Scenario
@@ -104,7 +104,7 @@ def test_arms_that_computed_different_things_are_an_error(monkeypatch: pytest.Mo
 def test_bad_comparisons_are_refused_before_anything_starts(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "open_page", lambda *_: pytest.fail("a browser was started"))
-    monkeypatch.setattr(cli.console, "width", 200, raising=False)
+    monkeypatch.setattr(cli_page, "open_page", lambda *_: pytest.fail("a browser was started"))
+    monkeypatch.setattr(cli_page.console, "width", 200, raising=False)
     assert exit_code(monkeypatch, "compare", *arguments) == 2
     assert words in capsys.readouterr().err
