@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from stepwell.errors import BadFile, DeviceError, ShaderError, StepwellError, UsageError
-from stepwell.gpu.device import Binding, BindingType, BufferUsage, Chunk, Device
+from stepwell.gpu.device import Binding, BindingType, BufferUsage, Chunk, Device, Layout
 from stepwell.gpu.program import Op, Program
 
 OpenDevice = Callable[[], Awaitable[Device]]
@@ -28,7 +28,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   if (id.x < arrayLength(&x)) { y[id.x] = x[id.x] + increment.x; }
 }
 """
-ADD_BINDINGS = (BindingType.READ_ONLY_STORAGE, BindingType.UNIFORM, BindingType.STORAGE)
+ADD_LAYOUT = Layout((BindingType.READ_ONLY_STORAGE, BindingType.UNIFORM, BindingType.STORAGE))
 
 
 def _add(buffers: Sequence[memoryview], grid: tuple[int, int, int]) -> None:
@@ -87,7 +87,7 @@ async def raises(
 
 
 async def add_pipeline(device: Device) -> int:
-    return await device.create_pipeline(ADD_WGSL, ADD_BINDINGS, "add")
+    return await device.create_pipeline(ADD_WGSL, ADD_LAYOUT, "add")
 
 
 # ---- buffers and bytes ----------------------------------------------------------------------------------------------
@@ -218,10 +218,13 @@ async def check_bound_ranges(open_device: OpenDevice) -> None:
 async def check_shader_errors(open_device: OpenDevice) -> None:
     device = await open_device()
     before = dict(device.table_sizes())
-    await raises(ShaderError, device, lambda: device.create_pipeline("var<private> x: u32;", (), "no entry point"))
-    wrong = (BindingType.STORAGE, BindingType.UNIFORM, BindingType.STORAGE)
+    await raises(
+        ShaderError, device, lambda: device.create_pipeline("var<private> x: u32;", Layout(), "no entry point")
+    )
+    wrong = Layout((BindingType.STORAGE, BindingType.UNIFORM, BindingType.STORAGE))
+    too_few = Layout(ADD_LAYOUT.bindings[:2])
     await raises(ShaderError, device, lambda: device.create_pipeline(ADD_WGSL, wrong, "wrong type"))
-    await raises(ShaderError, device, lambda: device.create_pipeline(ADD_WGSL, ADD_BINDINGS[:2], "too few"))
+    await raises(ShaderError, device, lambda: device.create_pipeline(ADD_WGSL, too_few, "too few"))
     assert device.table_sizes() == before
     await add_pipeline(device)  # the device is as good as before
     device.close()
@@ -348,7 +351,7 @@ async def check_submit_with_destroyed_buffer(open_device: OpenDevice) -> None:
 async def check_tables_return_to_start(open_device: OpenDevice) -> None:
     device = await open_device()
     start = dict(device.table_sizes())
-    assert set(start) == {"buffers", "pipelines", "bind_groups"}
+    assert {"buffers", "pipelines", "bind_groups"} <= set(start)
     pipeline = await add_pipeline(device)
     x, y = (device.create_buffer(16, DATA, label) for label in "xy")
     increment = device.create_buffer(16, UNIFORM, "increment")

@@ -52,11 +52,12 @@ def test_shader_errors_have_lines(lab: Lab) -> None:
     source = """
 from stepwell import open_device
 from stepwell.errors import ShaderError
+from stepwell.gpu.device import Layout
 
 async def main(args):
     device = await open_device()
     try:
-        await device.create_pipeline("@compute @workgroup_size(1)\\nfn main() { let x: u32 = 1.5; }", [], "broken")
+        await device.create_pipeline("@compute @workgroup_size(1)\\nfn main() { let x: u32 = 1.5; }", Layout(), "broken")
     except ShaderError as error:
         return str(error)
     finally:

@@ -67,7 +67,7 @@ def test_300_tokens_leave_nothing(lab: Lab, tmp_path: Path) -> None:
     result = lab.run(SOURCE, model=encode(path.read_bytes()), tokens=300)
     assert result["produced"] == [300, 20, 20] * 2
     assert result["after"] == result["before"]
-    assert result["closed"] == {"buffers": 0, "pipelines": 0, "bind_groups": 0}
+    assert result["closed"] == {"buffers": 0, "pipelines": 0, "bind_groups": 0, "plans": 0}
     assert result["left"] == 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from stepwell.errors import DeviceLost, OutOfMemory, ShaderError, UsageError
-from stepwell.gpu.device import Binding, BindingType, BufferUsage, Device
+from stepwell.gpu.device import Binding, BindingType, BufferUsage, Device, Layout
 from stepwell.gpu.fake_device import FAKE_INFO, FakeDevice
 from stepwell.gpu.fake_objects import FakeBuffer
 from stepwell.gpu.program import Op, Program
@@ -17,6 +17,10 @@ from tests.contract import DATA, STAGING, UNIFORM, words
 
 STORAGE, READ, UNIFORM_BINDING = BindingType.STORAGE, BindingType.READ_ONLY_STORAGE, BindingType.UNIFORM
 EMPTY_WGSL = "@compute @workgroup_size(1) fn main() {}"
+
+
+def layout(*bindings: BindingType) -> Layout:
+    return Layout(bindings)
 
 
 async def open_fake() -> Device:
@@ -84,7 +88,7 @@ def test_untouched_gigabytes_cost_nothing() -> None:
 def test_binding_rules(limit: str, value: int, entries: list[tuple[int, int]], message: str) -> None:
     async def run() -> None:
         device = FakeDevice(limits={limit: value})
-        pipeline = await device.create_pipeline(contract.ADD_WGSL, contract.ADD_BINDINGS)
+        pipeline = await device.create_pipeline(contract.ADD_WGSL, contract.ADD_LAYOUT)
         buffers = [
             device.create_buffer(1024, DATA),
             device.create_buffer(16, UNIFORM),
@@ -100,11 +104,11 @@ def test_binding_rules(limit: str, value: int, entries: list[tuple[int, int]], m
 def test_too_many_storage_buffers() -> None:
     async def run() -> None:
         device = FakeDevice()
-        await device.create_pipeline(EMPTY_WGSL, [READ] * 7 + [STORAGE, UNIFORM_BINDING])
+        await device.create_pipeline(EMPTY_WGSL, layout(*[READ] * 7, STORAGE, UNIFORM_BINDING))
         with pytest.raises(ShaderError, match=r"9 buffers.*8 \(maxStorageBuffersPerShaderStage\)"):
-            await device.create_pipeline(EMPTY_WGSL, [READ] * 8 + [STORAGE])
+            await device.create_pipeline(EMPTY_WGSL, layout(*[READ] * 8, STORAGE))
         with pytest.raises(ShaderError, match="maxUniformBuffersPerShaderStage"):
-            await device.create_pipeline(EMPTY_WGSL, [UNIFORM_BINDING] * 13)
+            await device.create_pipeline(EMPTY_WGSL, layout(*[UNIFORM_BINDING] * 13))
 
     asyncio.run(run())
 
@@ -114,17 +118,17 @@ def test_shader_checks() -> None:
         device = FakeDevice()
         for code in ("fn main() {}", "@compute @workgroup_size(1) fn other() {}", "// @compute fn main() {}"):
             with pytest.raises(ShaderError, match="entry point"):
-                await device.create_pipeline(code, ())
+                await device.create_pipeline(code, Layout())
         with pytest.raises(ShaderError, match="feature shader-f16"):
-            await device.create_pipeline("enable f16;" + EMPTY_WGSL, ())
+            await device.create_pipeline("enable f16;" + EMPTY_WGSL, Layout())
         with pytest.raises(ShaderError, match=r"@group\(1\)"):
-            await device.create_pipeline("@group(1) @binding(0) var<storage> x: u32;" + EMPTY_WGSL, [READ])
+            await device.create_pipeline("@group(1) @binding(0) var<storage> x: u32;" + EMPTY_WGSL, layout(READ))
         reversed_attributes = "@binding(0) @group(0) var<storage, read_write> x: u32;" + EMPTY_WGSL
-        await device.create_pipeline(reversed_attributes, [STORAGE])
+        await device.create_pipeline(reversed_attributes, layout(STORAGE))
         with pytest.raises(ShaderError, match="storage in WGSL and uniform"):
-            await device.create_pipeline(reversed_attributes, [UNIFORM_BINDING])
+            await device.create_pipeline(reversed_attributes, layout(UNIFORM_BINDING))
         capable = FakeDevice(replace(FAKE_INFO, features=frozenset({"shader-f16", "subgroups"})))
-        await capable.create_pipeline("enable f16, subgroups;" + EMPTY_WGSL, ())
+        await capable.create_pipeline("enable f16, subgroups;" + EMPTY_WGSL, Layout())
 
     asyncio.run(run())
 
@@ -132,7 +136,7 @@ def test_shader_checks() -> None:
 def test_aliasing_and_usage_scope() -> None:
     async def run() -> None:
         device = FakeDevice()
-        pipeline = await device.create_pipeline(EMPTY_WGSL, [STORAGE, STORAGE, READ])
+        pipeline = await device.create_pipeline(EMPTY_WGSL, layout(STORAGE, STORAGE, READ))
         x, y = (device.create_buffer(1024, DATA) for _ in range(2))
 
         def dispatch(*entries: Binding) -> None:
@@ -151,9 +155,9 @@ def test_aliasing_and_usage_scope() -> None:
 def test_layouts_must_match_at_dispatch() -> None:
     async def run() -> None:
         device = FakeDevice()
-        first = await device.create_pipeline(EMPTY_WGSL, [STORAGE])
-        same = await device.create_pipeline(EMPTY_WGSL, [STORAGE])
-        other = await device.create_pipeline(EMPTY_WGSL, [READ])
+        first = await device.create_pipeline(EMPTY_WGSL, layout(STORAGE))
+        same = await device.create_pipeline(EMPTY_WGSL, layout(STORAGE))
+        other = await device.create_pipeline(EMPTY_WGSL, layout(READ))
         group = device.create_bind_group(first, [Binding(device.create_buffer(16, DATA))])
         submit(device, Op.BEGIN_PASS, Op.DISPATCH, same, group, 1, 1, 1, Op.END_PASS, Op.SUBMIT)
         with pytest.raises(UsageError, match="layout"):
@@ -225,7 +229,7 @@ def test_kernels_cannot_write_read_only_bindings() -> None:
 
     async def run() -> None:
         device = FakeDevice(kernels={"bad": write_input})
-        pipeline = await device.create_pipeline(EMPTY_WGSL, [READ], "bad")
+        pipeline = await device.create_pipeline(EMPTY_WGSL, layout(READ), "bad")
         group = device.create_bind_group(pipeline, [Binding(device.create_buffer(16, DATA))])
         with pytest.raises(TypeError, match="read-only"):
             submit(device, Op.BEGIN_PASS, Op.DISPATCH, pipeline, group, 1, 1, 1, Op.END_PASS, Op.SUBMIT)
@@ -254,7 +258,7 @@ def test_device_lost(how: str) -> None:
     async def run() -> None:
         device = FakeDevice()
         buffer, staging = device.create_buffer(16, DATA), device.create_buffer(16, STAGING)
-        pipeline = await device.create_pipeline(EMPTY_WGSL, [READ])
+        pipeline = await device.create_pipeline(EMPTY_WGSL, layout(READ))
         reading = asyncio.ensure_future(device.read_buffer(staging, 0, 16))
         await asyncio.sleep(0)
         if how == "lose":
@@ -275,7 +279,7 @@ def test_device_lost(how: str) -> None:
         awaited: list[Awaitable[object]] = [
             reading,
             device.wait(),
-            device.create_pipeline(EMPTY_WGSL, ()),
+            device.create_pipeline(EMPTY_WGSL, Layout()),
             device.read_buffer(staging, 0, 4),
             device.upload(contract.MemorySource(b""), []),
         ]

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.gpu.device import BindingType
-from stepwell.kernels import bindings_of, render
+from stepwell.gpu.device import BindingType, Layout
+from stepwell.kernels import layout_of, render
 from stepwell.kernels.ops import Heads, Matrix
 from stepwell.memory.buffer import Buffer, Role
 
@@ -28,7 +28,7 @@ CONSTANTS: Mapping[str, Mapping[str, object]] = {
 
 @pytest.mark.parametrize(("kernel", "missing"), [(kernel, name) for kernel in CONSTANTS for name in CONSTANTS[kernel]])
 def test_every_constant_is_needed(kernel: str, missing: str) -> None:
-    assert bindings_of(render(kernel, CONSTANTS[kernel]))
+    assert layout_of(render(kernel, CONSTANTS[kernel])).bindings
     with pytest.raises(BadRequest, match=f"kernel {kernel}: '{missing}' is undefined"):
         render(kernel, {name: value for name, value in CONSTANTS[kernel].items() if name != missing})
 
@@ -61,11 +61,19 @@ def test_unknown_kernel() -> None:
 def test_bindings_are_read_from_the_code() -> None:
     read, write = BindingType.READ_ONLY_STORAGE, BindingType.STORAGE
     quantised = render("matmul_quad", CONSTANTS["matmul_quad"])
-    assert bindings_of(quantised) == (BindingType.UNIFORM, read, write, read, read)
+    assert layout_of(quantised) == Layout((BindingType.UNIFORM, read, write, read, read))
     plain = render("matmul_quad", {**CONSTANTS["matmul_quad"], "format": "F32"})
-    assert bindings_of(plain) == (BindingType.UNIFORM, read, write, read)
-    with pytest.raises(BadRequest, match=r"bindings of group 0 are \[0, 2\]"):
-        bindings_of("@group(0) @binding(0) var<storage> a: f32; @group(0) @binding(2) var<storage> b: f32;")
+    assert layout_of(plain) == Layout((BindingType.UNIFORM, read, write, read))
+    one, two = (f"@group(0) @binding({number}) var<storage> v{number}: f32;" for number in (1, 2))
+    step = "var<immediate> step: Step;"
+    assert layout_of("") == Layout()
+    assert layout_of(step + one + two) == Layout((read, read), first=1, immediate_bytes=16)
+    for gap in ("@group(0) @binding(0) var<storage> v: f32;" + two, two):
+        with pytest.raises(BadRequest, match=r"bindings of group 0 are \[(0, )?2\]"):
+            layout_of(gap)
+    for immediates in ("var<immediate> other: Other;", step + step):
+        with pytest.raises(BadRequest, match="the only ones are one Step"):
+            layout_of(immediates)
 
 
 def test_shapes_that_no_kernel_computes() -> None:

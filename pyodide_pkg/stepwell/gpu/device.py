@@ -1,11 +1,12 @@
-"""The seam to the GPU: a ``Device`` of eleven methods, in which every GPU object is an int.
+"""The seam to the GPU: a ``Device``, in which every GPU object is an int.
 
 Two implementations: ``JsDevice`` (``navigator.gpu`` through Pyodide) and ``FakeDevice`` (CPython; enforces WebGPU's
-rules and logs the calls).  Handles are allocated once and never reused, so they are safe as cache keys.
+rules and logs the calls).  Handles are allocated once and never reused, by no device of the process, so they are safe
+as cache keys even where two devices share a cache.
 """
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag, StrEnum
 from typing import NamedTuple, Protocol
@@ -30,6 +31,14 @@ class BindingType(StrEnum):
     UNIFORM = "uniform"
 
 
+class Layout(NamedTuple):
+    """What a pipeline binds: group 0's ``bindings`` are numbered first, first + 1, …; ``immediate_bytes`` in all."""
+
+    bindings: tuple[BindingType, ...] = ()
+    first: int = 0
+    immediate_bytes: int = 0
+
+
 class Binding(NamedTuple):
     """One entry of a bind group; ``size`` 0 binds the buffer from ``offset`` to its end."""
 
@@ -52,7 +61,7 @@ class DeviceInfo:
     """What was opened.  ``limits`` and ``features`` are those of the *device*; names as in the WebGPU spec.
 
     ``subgroup_size`` is 0 when the device has no subgroups, else the smallest size the adapter reports;
-    ``subgroup_max_size`` the largest.
+    ``subgroup_max_size`` the largest.  ``immediate_bytes`` is how many a pipeline may have, 0 without immediates.
     """
 
     vendor: str
@@ -63,12 +72,33 @@ class DeviceInfo:
     features: frozenset[str]
     subgroup_size: int = 0
     subgroup_max_size: int = 0
+    immediate_bytes: int = 0
 
     @property
     def is_software(self) -> bool:
         """True for adapters that compute on the CPU: their timings never stand beside a GPU's."""
         words = f"{self.vendor} {self.architecture} {self.description}".lower()
         return self.is_fallback or any(name in words for name in ("swiftshader", "llvmpipe", "warp", "basic render"))
+
+
+class Span(NamedTuple):
+    """Time the device's thread spent on one submission: ``encode`` up to it, then ``submit``.  performance.now, ms."""
+
+    name: str
+    start_ms: float
+    end_ms: float
+
+
+class Profile(NamedTuple):
+    """What was measured since the last ``take_profile``.
+
+    ``passes_us`` are the GPU's times of the compute passes, in the order in which they were begun.  ``now_ms`` is the
+    clock of the spans at the take.  Browsers round the GPU's clock (Chromium to 100 µs unless it is told otherwise).
+    """
+
+    spans: tuple[Span, ...]
+    passes_us: tuple[float, ...]
+    now_ms: float
 
 
 class ByteSource(Protocol):
@@ -96,14 +126,23 @@ class Device(Protocol):
     def create_buffer(self, size: int, usage: BufferUsage, label: str = "") -> int:
         """A new zero-filled buffer of ``size`` bytes (a multiple of 4)."""
 
-    async def create_pipeline(self, code: str, bindings: Sequence[BindingType], label: str = "") -> int:
-        """Compile WGSL with entry point ``main``; ``bindings`` are group 0, binding 0, 1, …  Raises ShaderError."""
+    async def create_pipeline(self, code: str, layout: Layout, label: str = "") -> int:
+        """Compile WGSL with entry point ``main`` that declares what ``layout`` says.  Raises ShaderError."""
 
     def create_bind_group(self, pipeline: int, entries: Sequence[Binding]) -> int:
-        """Bind buffers to group 0 of ``pipeline``."""
+        """Bind buffers to group 0 of ``pipeline``, one entry per binding of its layout, in that order."""
+
+    def create_plan(self, program: "array[int]") -> int:
+        """Keep a program whose objects are looked up here, once, for ``replay``.
+
+        It must begin with SCALARS, whose operands are placeholders: every replay brings its own.
+        """
 
     def destroy(self, handle: int) -> None:
-        """Free a buffer, or forget a pipeline or bind group.  The handle is dead from here on."""
+        """Free a buffer, or forget a pipeline, bind group or plan.  The handle is dead from here on.
+
+        Plans that refer to it, or bind it, are dead too: their replay is a UsageError.
+        """
 
     def write_buffer(self, buffer: int, offset: int, data: "bytes | bytearray | memoryview | array[int]") -> None:
         """queue.writeBuffer: ``offset`` and the length in bytes are multiples of 4."""
@@ -111,8 +150,15 @@ class Device(Protocol):
     def submit(self, program: "array[int]") -> None:
         """Execute a flat program (see ``program.py``) in one call."""
 
-    async def read_buffer(self, buffer: int, offset: int, nbytes: int) -> bytes:
-        """Map a MAP_READ buffer once the submitted work that fills it is done, and copy ``nbytes`` out."""
+    def replay(self, plan: int, position: int, rows: int, length: int, staging: int) -> None:
+        """Execute a plan with these SCALARS: what ``submit`` of its program with them does."""
+
+    def read_buffer(self, buffer: int, offset: int, nbytes: int) -> Awaitable[bytes]:
+        """Map a MAP_READ buffer once the submitted work that fills it is done, and copy ``nbytes`` out.
+
+        The mapping begins with the call, and the buffer is out of the queue's reach until it is over; the result may be
+        awaited later, or never: then nothing is raised.
+        """
 
     async def upload(self, source: ByteSource, chunks: Sequence[Chunk], progress: Progress | None = None) -> None:
         """Stream parts of a file into buffers, in file order, without passing through the Python heap."""
@@ -121,7 +167,13 @@ class Device(Protocol):
         """Until all submitted work is done."""
 
     def table_sizes(self) -> Mapping[str, int]:
-        """Live objects by kind (``buffers``, ``pipelines``, ``bind_groups``): what a leak test compares."""
+        """Live objects by kind (``buffers``, ``pipelines``, ``bind_groups``, ``plans``): what a leak test compares."""
+
+    def set_profile(self, spans: bool = False, passes: bool = False) -> None:
+        """Measure from here on, or stop.  ``passes`` needs the feature timestamp-query (MissingCapability)."""
+
+    async def take_profile(self) -> Profile:
+        """What was measured since the last take, once the GPU is done with it."""
 
     def close(self) -> None:
         """Destroy the device and everything on it.  Safe to call twice."""

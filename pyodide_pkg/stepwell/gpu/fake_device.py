@@ -7,40 +7,45 @@ Kernels only validate, unless the caller gives them a meaning (``kernels``: pipe
 
 import asyncio
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Generator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from stepwell.errors import BadFile, DeviceError, DeviceLost, UsageError
-from stepwell.gpu.device import Binding, BindingType, BufferUsage, ByteSource, Chunk, DeviceInfo, Progress
+from stepwell.errors import BadFile, DeviceError, DeviceLost, MissingCapability, UsageError
+from stepwell.gpu.device import Binding, BufferUsage, ByteSource, Chunk, DeviceInfo, Layout, Profile, Progress
 from stepwell.gpu.fake_objects import (
     DEFAULT_LIMITS,
     FakeBindGroup,
     FakeBuffer,
     FakePipeline,
+    FakePlan,
     Kernel,
     bind,
     check_buffer,
     check_shader,
 )
+from stepwell.gpu.fake_profile import FakeProfiler
 from stepwell.gpu.fake_queue import FakeQueue
 
+TIMESTAMPS = "timestamp-query"
 FAKE_INFO = DeviceInfo(
     vendor="stepwell",
     architecture="fake",
     description="FakeDevice, validates and computes on the CPU",
     is_fallback=True,
     limits=DEFAULT_LIMITS,
-    features=frozenset(),
+    features=frozenset({TIMESTAMPS}),
+    immediate_bytes=64,
 )
 UPLOAD_BYTES = 1 << 20
 """How much of a byte source ``upload`` reads at a time."""
 
 # One counter for all devices of the process: a handle of another device is recognised as foreign.
 _handles = count(1)
-_Object = TypeVar("_Object", FakeBuffer, FakePipeline, FakeBindGroup)
-_KIND = {FakeBuffer: "buffer", FakePipeline: "pipeline", FakeBindGroup: "bind group"}
+_Object = TypeVar("_Object", FakeBuffer, FakePipeline, FakeBindGroup, FakePlan)
+_KIND = {FakeBuffer: "buffer", FakePipeline: "pipeline", FakeBindGroup: "bind group", FakePlan: "plan"}
+_TABLES = {FakeBuffer: "buffers", FakePipeline: "pipelines", FakeBindGroup: "bind_groups", FakePlan: "plans"}
 
 
 class FakeDevice:
@@ -61,7 +66,8 @@ class FakeDevice:
     ) -> None:
         self._info = replace(info, limits={**info.limits, **(limits or {})})
         self._kernels = dict(kernels or {})
-        self._objects: dict[int, FakeBuffer | FakePipeline | FakeBindGroup] = {}
+        self._objects: dict[int, FakeBuffer | FakePipeline | FakeBindGroup | FakePlan] = {}
+        self.profiler = FakeProfiler()
         self._late_error: DeviceError | None = None
         self._dead: DeviceError | None = None
         self._log_limit = log_limit
@@ -85,22 +91,33 @@ class FakeDevice:
             self._late(error(f"createBuffer of {size:,} B ({label or 'no label'}) failed."))
         return handle
 
-    async def create_pipeline(self, code: str, bindings: Sequence[BindingType], label: str = "") -> int:
+    async def create_pipeline(self, code: str, layout: Layout, label: str = "") -> int:
         await self._next_await()
-        check_shader(code, bindings, self._info.limits, self._info.features)
+        check_shader(code, layout, self._info.limits, self._info.features, self._info.immediate_bytes)
         handle = next(_handles)
-        self._objects[handle] = FakePipeline(handle, tuple(bindings), label, self._kernels.get(label))
+        self._objects[handle] = FakePipeline(handle, layout, label, self._kernels.get(label))
         self.note("create_pipeline", handle, label)
         return handle
 
     def create_bind_group(self, pipeline: int, entries: Sequence[Binding]) -> int:
         self._alive()
-        bindings = self.get(pipeline, FakePipeline, "create_bind_group").bindings
+        layout = self.get(pipeline, FakePipeline, "create_bind_group").layout
         buffers = [self.get(entry.buffer, FakeBuffer, "create_bind_group") for entry in entries]
-        bound = bind(bindings, entries, buffers, self._info.limits)
+        bound = bind(layout, entries, buffers, self._info.limits)
         handle = next(_handles)
-        self._objects[handle] = FakeBindGroup(handle, bindings, bound)
+        self._objects[handle] = FakeBindGroup(handle, layout, bound)
         self.note("create_bind_group", handle, pipeline, *(entry.buffer for entry in entries))
+        return handle
+
+    def create_plan(self, program: "array[int]") -> int:
+        self._alive()
+        rehearsal = FakeQueue(self, rehearse=True)
+        rehearsal.run(_checked(program))
+        if not rehearsal.has_scalars:
+            raise UsageError("a plan begins with SCALARS: every replay brings its own.")
+        handle = next(_handles)
+        self._objects[handle] = FakePlan(handle, array("I", program), frozenset(rehearsal.handles))
+        self.note("create_plan", handle)
         return handle
 
     def destroy(self, handle: int) -> None:
@@ -121,25 +138,30 @@ class FakeDevice:
 
     def submit(self, program: "array[int]") -> None:
         self._alive()
-        if program.itemsize != 4 or program.typecode not in "IL":
-            raise UsageError(f"a program is unsigned 32-bit words; this is array('{program.typecode}').")
-        FakeQueue(self).run(program)
+        FakeQueue(self).run(_checked(program))
 
-    async def read_buffer(self, buffer: int, offset: int, nbytes: int) -> bytes:
-        await self._next_await()
-        source = self.get(buffer, FakeBuffer, "read_buffer")
-        source.need(BufferUsage.MAP_READ, "read_buffer")
-        source.need_range(offset, nbytes, "read_buffer", alignment=8)
-        source.need_usable("read_buffer")
-        source.mapped = True
+    def replay(self, plan: int, position: int, rows: int, length: int, staging: int) -> None:
+        self._alive()
+        found = self.get(plan, FakePlan, "replay")
+        dead = found.handles - self._objects.keys()
+        if dead:
+            raise UsageError(f"replay of plan {plan}: {min(dead)}, which it refers to, was destroyed. Record it anew.")
+        self.note("replay", plan, position, rows, length, staging)
+        words = found.words[:]
+        words[1:5] = array("I", (position, rows, length, staging))
+        FakeQueue(self).run(words)
+
+    def read_buffer(self, buffer: int, offset: int, nbytes: int) -> Awaitable[bytes]:
         try:
-            await self._next_await()
-            if source.destroyed:
-                raise UsageError(f"read_buffer: {source} was destroyed while the read was pending.")
-            self.note("read_buffer", buffer, offset, nbytes)
-            return source.get(offset, nbytes)
-        finally:
-            source.mapped = False
+            self._alive()
+            source = self.get(buffer, FakeBuffer, "read_buffer")
+            source.need(BufferUsage.MAP_READ, "read_buffer")
+            source.need_range(offset, nbytes, "read_buffer", alignment=8)
+            source.need_usable("read_buffer")
+        except DeviceError as error:
+            return _Read(self, error)
+        source.mapped = True
+        return _Read(self, asyncio.ensure_future(self._read(source, offset, nbytes)))
 
     async def upload(self, source: ByteSource, chunks: Sequence[Chunk], progress: Progress | None = None) -> None:
         await self._next_await()
@@ -163,11 +185,18 @@ class FakeDevice:
 
     def table_sizes(self) -> Mapping[str, int]:
         kinds = [type(found) for found in self._objects.values()]
-        return {
-            "buffers": kinds.count(FakeBuffer),
-            "pipelines": kinds.count(FakePipeline),
-            "bind_groups": kinds.count(FakeBindGroup),
-        }
+        return {name: kinds.count(kind) for kind, name in _TABLES.items()}
+
+    def set_profile(self, spans: bool = False, passes: bool = False) -> None:
+        if passes and TIMESTAMPS not in self._info.features:
+            raise MissingCapability(
+                f"feature {TIMESTAMPS}", TIMESTAMPS, ", ".join(sorted(self._info.features)) or "none"
+            )
+        self.profiler.spans, self.profiler.passes = spans, passes
+
+    async def take_profile(self) -> Profile:
+        await self._next_await()
+        return self.profiler.take()
 
     def close(self) -> None:
         if self._dead is None:
@@ -199,6 +228,13 @@ class FakeDevice:
             if len(self.log) > 2 * self._log_limit:
                 del self.log[: -self._log_limit]
 
+    def report(self) -> None:
+        """Raise what went wrong late, once; a loss again and again."""
+        self._alive()
+        if self._late_error is not None:
+            error, self._late_error = self._late_error, None
+            raise error
+
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _alive(self) -> None:
@@ -209,10 +245,18 @@ class FakeDevice:
         """What every awaited method does: give the event loop a turn, then report what went wrong meanwhile."""
         self._alive()
         await asyncio.sleep(0)
-        self._alive()
-        if self._late_error is not None:
-            error, self._late_error = self._late_error, None
-            raise error
+        self.report()
+
+    async def _read(self, source: FakeBuffer, offset: int, nbytes: int) -> bytes | DeviceError:
+        """The pending mapping.  A failure is its result: nobody may ever ask for it."""
+        try:
+            await asyncio.sleep(0)
+            if source.destroyed:
+                return UsageError(f"read_buffer: {source} was destroyed while the read was pending.")
+            self.note("read_buffer", source.handle, offset, nbytes)
+            return source.get(offset, nbytes)
+        finally:
+            source.mapped = False
 
     def _late(self, error: DeviceError) -> None:
         if isinstance(error, DeviceLost):
@@ -246,3 +290,24 @@ class FakeDevice:
                 f"{source.name} has {source.size:,} B; {chunk.nbytes:,} B at {chunk.source_offset:,} end outside it."
             )
         self._target(chunk.buffer, chunk.buffer_offset, chunk.nbytes + -chunk.nbytes % 4, where)
+
+
+class _Read:
+    """A read that was started: awaiting it gives the bytes, or raises what a read of a browser's device raises."""
+
+    def __init__(self, device: FakeDevice, outcome: "asyncio.Future[bytes | DeviceError] | DeviceError") -> None:
+        self._device, self._outcome = device, outcome
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        pending = self._outcome
+        outcome = (yield from pending.__await__()) if isinstance(pending, asyncio.Future) else pending
+        self._device.report()
+        if isinstance(outcome, DeviceError):
+            raise outcome
+        return outcome
+
+
+def _checked(program: "array[int]") -> "array[int]":
+    if program.itemsize != 4 or program.typecode not in "IL":
+        raise UsageError(f"a program is unsigned 32-bit words; this is array('{program.typecode}').")
+    return program

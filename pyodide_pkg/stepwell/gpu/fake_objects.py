@@ -5,13 +5,18 @@ The rules are those of the WebGPU specification (sections on buffers, bind group
 """
 
 import re
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 
 from stepwell.errors import ShaderError, UsageError
-from stepwell.gpu.device import Binding, BindingType, BufferUsage
+from stepwell.gpu.device import Binding, BindingType, BufferUsage, Layout
 
 Kernel = Callable[[Sequence[memoryview], tuple[int, int, int]], None]
-"""The meaning of a pipeline: gets the bound byte ranges (read-only where the binding is) and the grid."""
+"""The meaning of a pipeline: gets the bound byte ranges (read-only where the binding is) and the grid.
+
+The immediates of a pipeline that has some come first, as one more read-only range: a kernel whose step block is bound
+at 0 and one that has it as immediates have the same meaning.
+"""
 
 DEFAULT_LIMITS: Mapping[str, int] = {
     "maxBindGroups": 4,
@@ -36,6 +41,7 @@ _DECLARATION = re.compile(
     r"@group\(\s*(\d+)\s*\)\s*@binding\(\s*(\d+)\s*\)\s*var\s*<([^>]*)>"
     r"|@binding\(\s*(\d+)\s*\)\s*@group\(\s*(\d+)\s*\)\s*var\s*<([^>]*)>"
 )
+_IMMEDIATE = re.compile(r"\bvar\s*<\s*immediate\s*>")
 _ENABLE = re.compile(r"\benable\s+([\w\s,]+);")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _FEATURE_OF_EXTENSION = {"f16": "shader-f16", "subgroups": "subgroups"}
@@ -101,12 +107,12 @@ class FakeBuffer:
 
 
 class FakePipeline:
-    """A compiled kernel: the layout of its bind group and, where the caller gave one, its meaning."""
+    """A compiled kernel: its layout and, where the caller gave one, its meaning."""
 
-    __slots__ = ("bindings", "handle", "kernel", "label")
+    __slots__ = ("handle", "kernel", "label", "layout")
 
-    def __init__(self, handle: int, bindings: tuple[BindingType, ...], label: str, kernel: Kernel | None) -> None:
-        self.handle, self.bindings, self.label, self.kernel = handle, bindings, label, kernel
+    def __init__(self, handle: int, layout: Layout, label: str, kernel: Kernel | None) -> None:
+        self.handle, self.layout, self.label, self.kernel = handle, layout, label, kernel
 
     def __str__(self) -> str:
         return f"pipeline {self.handle} ({self.label})" if self.label else f"pipeline {self.handle}"
@@ -115,21 +121,28 @@ class FakePipeline:
 class FakeBindGroup:
     """Bound ranges; ``conflict`` says why no dispatch may use the group ('' = none)."""
 
-    __slots__ = ("bindings", "conflict", "entries", "handle")
+    __slots__ = ("conflict", "entries", "handle", "layout")
 
-    def __init__(
-        self, handle: int, bindings: tuple[BindingType, ...], entries: list[tuple[FakeBuffer, int, int]]
-    ) -> None:
-        self.handle, self.bindings, self.entries = handle, bindings, entries
-        self.conflict = _conflict(bindings, entries)
+    def __init__(self, handle: int, layout: Layout, entries: list[tuple[FakeBuffer, int, int]]) -> None:
+        self.handle, self.layout, self.entries = handle, layout, entries
+        self.conflict = _conflict(layout.bindings, entries)
 
     def views(self) -> list[memoryview]:
         """The bound bytes as a kernel sees them: read-only unless the binding is writable."""
         views = [buffer.view(offset, size) for buffer, offset, size in self.entries]
         return [
             view if kind is BindingType.STORAGE else view.toreadonly()
-            for view, kind in zip(views, self.bindings, strict=True)
+            for view, kind in zip(views, self.layout.bindings, strict=True)
         ]
+
+
+class FakePlan:
+    """A program and the handles it refers to: those in it, and the buffers that its bind groups bind."""
+
+    __slots__ = ("handle", "handles", "words")
+
+    def __init__(self, handle: int, words: "array[int]", handles: frozenset[int]) -> None:
+        self.handle, self.words, self.handles = handle, words, handles
 
 
 def check_buffer(size: int, usage: BufferUsage, limits: Mapping[str, int]) -> None:
@@ -153,9 +166,12 @@ def check_buffer(size: int, usage: BufferUsage, limits: Mapping[str, int]) -> No
 
 
 def check_shader(
-    code: str, bindings: Sequence[BindingType], limits: Mapping[str, int], features: frozenset[str]
+    code: str, layout: Layout, limits: Mapping[str, int], features: frozenset[str], immediate_bytes: int
 ) -> None:
-    """Reject WGSL without an entry point, with extensions the device lacks, or with other bindings than declared."""
+    """Reject WGSL without an entry point, with extensions the device lacks, or that declares what ``layout`` lacks.
+
+    ``immediate_bytes`` is how many the device allows.
+    """
     code = _COMMENT.sub(" ", code)
     if not re.search(r"@compute\b[^{;]*\bfn\s+main\s*\(", code, re.DOTALL):
         raise ShaderError("no entry point: WGSL needs '@compute @workgroup_size(…) fn main(…)'.")
@@ -167,25 +183,29 @@ def check_shader(
         ("maxStorageBuffersPerShaderStage", (BindingType.STORAGE, BindingType.READ_ONLY_STORAGE)),
         ("maxUniformBuffersPerShaderStage", (BindingType.UNIFORM,)),
     ):
-        count = sum(kind in kinds for kind in bindings)
+        count = sum(kind in kinds for kind in layout.bindings)
         if count > limits[limit]:
             raise ShaderError(f"{count} buffers of type {kinds[0]}; the device allows {limits[limit]} ({limit}).")
+    if layout.immediate_bytes > immediate_bytes or layout.immediate_bytes % 4:
+        raise ShaderError(
+            f"{layout.immediate_bytes} bytes of immediates; a multiple of 4 up to {immediate_bytes} is allowed here."
+        )
+    if _IMMEDIATE.search(code) and not layout.immediate_bytes:
+        raise ShaderError("WGSL declares var<immediate>; the layout has no immediates.")
     for groups in _DECLARATION.findall(code):
         group, binding, space = groups[:3] if groups[2] else (groups[4], groups[3], groups[5])
-        _check_declaration(int(group), int(binding), space, bindings)
+        _check_declaration(int(group), int(binding), space, layout)
 
 
 def bind(
-    bindings: Sequence[BindingType],
-    entries: Sequence[Binding],
-    buffers: Sequence[FakeBuffer],
-    limits: Mapping[str, int],
+    layout: Layout, entries: Sequence[Binding], buffers: Sequence[FakeBuffer], limits: Mapping[str, int]
 ) -> list[tuple[FakeBuffer, int, int]]:
     """The entries with their sizes filled in, checked against the layout.  ``buffers`` are the entries' buffers."""
+    bindings = layout.bindings
     if len(entries) != len(bindings):
         raise UsageError(f"{len(entries)} entries for a layout of {len(bindings)} bindings. Bind each binding once.")
     bound = []
-    for index, (kind, entry, buffer) in enumerate(zip(bindings, entries, buffers, strict=True)):
+    for index, (kind, entry, buffer) in enumerate(zip(bindings, entries, buffers, strict=True), layout.first):
         size = entry.size or buffer.size - entry.offset
         _check_entry(f"binding {index} ({kind})", kind, buffer, entry.offset, size, limits)
         bound.append((buffer, entry.offset, size))
@@ -216,18 +236,20 @@ def _check_entry(
         )
 
 
-def _check_declaration(group: int, binding: int, space: str, bindings: Sequence[BindingType]) -> None:
+def _check_declaration(group: int, binding: int, space: str, layout: Layout) -> None:
     words = re.findall(r"\w+", space)
     if words[:1] == ["uniform"]:
         kind = BindingType.UNIFORM
     else:
         kind = BindingType.STORAGE if "read_write" in words else BindingType.READ_ONLY_STORAGE
-    if group != 0 or binding >= len(bindings):
+    index = binding - layout.first
+    if group != 0 or not 0 <= index < len(layout.bindings):
         raise ShaderError(
-            f"WGSL declares @group({group}) @binding({binding}); the layout has {len(bindings)} in group 0."
+            f"WGSL declares @group({group}) @binding({binding}); the layout has {len(layout.bindings)} in group 0, "
+            f"from {layout.first} on."
         )
-    if bindings[binding] != kind:
-        raise ShaderError(f"@binding({binding}) is {kind} in WGSL and {bindings[binding]} in the layout.")
+    if layout.bindings[index] != kind:
+        raise ShaderError(f"@binding({binding}) is {kind} in WGSL and {layout.bindings[index]} in the layout.")
 
 
 def _conflict(bindings: Sequence[BindingType], entries: Sequence[tuple[FakeBuffer, int, int]]) -> str:

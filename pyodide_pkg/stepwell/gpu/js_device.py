@@ -1,8 +1,8 @@
-"""``JsDevice``: the Device over ``navigator.gpu``.  Runs in Pyodide only; the JS half is ``executor.js``."""
+"""``JsDevice``: the Device over ``navigator.gpu``.  Runs in Pyodide only; the JS half are the files of ``_SCRIPT``."""
 
 import json
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -11,9 +11,10 @@ from pyodide.code import run_js  # type: ignore[import-not-found]
 from pyodide.ffi import JsException, to_js  # type: ignore[import-not-found]
 
 from stepwell import errors
-from stepwell.gpu.device import Binding, BindingType, BufferUsage, ByteSource, Chunk, DeviceInfo, Progress
+from stepwell.gpu.device import Binding, BufferUsage, ByteSource, Chunk, DeviceInfo, Layout, Profile, Progress, Span
 
-_WANTED_FEATURES = ("subgroups", "shader-f16", "timestamp-query")
+_TIMESTAMPS = "timestamp-query"
+_WANTED_FEATURES = ("subgroups", "shader-f16", _TIMESTAMPS)
 _WANTED_LIMITS = (  # asked for up to what the adapter has: the defaults are far below what models need
     "maxBufferSize",
     "maxStorageBufferBindingSize",
@@ -23,21 +24,24 @@ _WANTED_LIMITS = (  # asked for up to what the adapter has: the defaults are far
     "maxComputeWorkgroupStorageSize",
 )
 _UPLOAD_BLOCK = 1 << 22
+_SCRIPT = ("program.js", "profile.js", "tables.js", "sources.js", "executor.js")
+_SPAN_NAMES = ("encode", "submit")
 
 _executor_module: Any = None
 
 
 def _executor() -> Any:
-    """The value of executor.js, evaluated once."""
+    """The value of the script, evaluated once."""
     global _executor_module
     if _executor_module is None:
-        source = files("stepwell.gpu").joinpath("executor.js").read_text(encoding="utf-8")
-        _executor_module = run_js(source + "\n//# sourceURL=stepwell/gpu/executor.js")
+        folder = files("stepwell.gpu")
+        source = "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in _SCRIPT)
+        _executor_module = run_js(source + "\n//# sourceURL=stepwell/gpu/script.js")
     return _executor_module
 
 
 def _raised(exception: Any) -> errors.StepwellError:
-    """The stepwell error that a JS exception stands for: its name is the class, if it came from executor.js."""
+    """The stepwell error that a JS exception stands for: its name is the class, if it came from the script."""
     kind = getattr(errors, str(exception.name), None)
     if isinstance(kind, type) and issubclass(kind, errors.StepwellError):
         return kind(str(exception.message))
@@ -99,11 +103,13 @@ def _check(need: Mapping[str, int], need_features: Sequence[str], facts: Mapping
         # limits named min… are alignments: smaller is better
         if (has > value) if name.startswith("min") else (has < value):
             raise errors.MissingCapability(name, value, has, "Use a smaller model or context, or another GPU.")
-    for feature in need_features:
-        if feature not in facts["features"]:
-            raise errors.MissingCapability(
-                f"feature {feature}", feature, ", ".join(sorted(facts["features"])) or "none"
-            )
+    _check_features(need_features, facts["features"])
+
+
+def _check_features(need: Sequence[str], has: Collection[str]) -> None:
+    for feature in need:
+        if feature not in has:
+            raise errors.MissingCapability(f"feature {feature}", feature, ", ".join(sorted(has)) or "none")
 
 
 class JsDevice:
@@ -115,9 +121,11 @@ class JsDevice:
         self._create_buffer = executor.createBuffer
         self._create_bind_group = executor.createBindGroup
         self._destroy = executor.destroy
-        self._words = executor.words
         self._submit = executor.submit
+        self._replay = executor.replay
         self._read = executor.readBuffer
+        self._assign: Any = None
+        self._assigned = 0
         granted = json.loads(executor.granted())
         subgroups = "subgroups" in granted["features"]
         self._info = DeviceInfo(
@@ -129,6 +137,7 @@ class JsDevice:
             features=frozenset(granted["features"]),
             subgroup_size=(facts.get("subgroupMinSize") or 0) if subgroups else 0,
             subgroup_max_size=(facts.get("subgroupMaxSize") or 0) if subgroups else 0,
+            immediate_bytes=granted["immediateBytes"],
         )
 
     @property
@@ -139,8 +148,10 @@ class JsDevice:
         handle: int = self._now(self._create_buffer, size, int(usage), label)
         return handle
 
-    async def create_pipeline(self, code: str, bindings: Sequence[BindingType], label: str = "") -> int:
-        handle: int = await _awaited(self._js.createPipeline(code, label, *(b.value for b in bindings)))
+    async def create_pipeline(self, code: str, layout: Layout, label: str = "") -> int:
+        types = (binding.value for binding in layout.bindings)
+        made = self._js.createPipeline(code, label, layout.first, layout.immediate_bytes, *types)
+        handle: int = await _awaited(made)
         return handle
 
     def create_bind_group(self, pipeline: int, entries: Sequence[Binding]) -> int:
@@ -154,13 +165,20 @@ class JsDevice:
         self._now(self._js.writeBuffer, buffer, offset, to_js(data))
 
     def submit(self, program: "array[int]") -> None:
-        count = len(program)
-        self._words(count).assign(program)
-        self._now(self._submit, count)
+        self._now(self._submit, self._hand_over(program))
 
-    async def read_buffer(self, buffer: int, offset: int, nbytes: int) -> bytes:
-        data: bytes = (await _awaited(self._read(buffer, offset, nbytes))).to_bytes()
-        return data
+    def create_plan(self, program: "array[int]") -> int:
+        handle: int = self._now(self._js.createPlan, self._hand_over(program))
+        return handle
+
+    def replay(self, plan: int, position: int, rows: int, length: int, staging: int) -> None:
+        try:  # not through _now: this is the call of every token
+            self._replay(plan, position, rows, length, staging)
+        except JsException as exception:
+            raise _raised(exception) from None
+
+    def read_buffer(self, buffer: int, offset: int, nbytes: int) -> Awaitable[bytes]:
+        return _Read(self._js, self._read(buffer, offset, nbytes))
 
     async def upload(self, source: ByteSource, chunks: Sequence[Chunk], progress: Progress | None = None) -> None:
         ordered = sorted(chunks)
@@ -189,10 +207,31 @@ class JsDevice:
         await _awaited(self._js.wait())
 
     def table_sizes(self) -> Mapping[str, int]:
-        return dict(zip(("buffers", "pipelines", "bind_groups"), self._js.sizes(), strict=True))
+        return dict(zip(("buffers", "pipelines", "bind_groups", "plans"), self._js.sizes(), strict=True))
+
+    def set_profile(self, spans: bool = False, passes: bool = False) -> None:
+        if passes:
+            _check_features((_TIMESTAMPS,), self._info.features)
+        self._js.setProfile(spans, passes)
+
+    async def take_profile(self) -> Profile:
+        numbers = array("d", (await _awaited(self._js.takeProfile())).to_bytes())
+        now, count = numbers[0], int(numbers[1])
+        spans = tuple(
+            Span(_SPAN_NAMES[int(numbers[i])], numbers[i + 1], numbers[i + 2]) for i in range(2, 2 + 3 * count, 3)
+        )
+        return Profile(spans, tuple(numbers[2 + 3 * count :]), now)
 
     def close(self) -> None:
         self._js.close()
+
+    def _hand_over(self, program: "array[int]") -> int:
+        """Copy a program to the other side; returns its length.  Steps of one length share the view they go to."""
+        count = len(program)
+        if count != self._assigned or self._assign is None:
+            self._assign, self._assigned = self._js.words(count).assign, count
+        self._assign(program)
+        return count
 
     @staticmethod
     def _now(method: Callable[..., Any], *args: object) -> Any:
@@ -200,3 +239,20 @@ class JsDevice:
             return method(*args)
         except JsException as exception:
             raise _raised(exception) from None
+
+
+class _Read:
+    """A read that was started.  A failure is raised where it is awaited, and nowhere if it never is."""
+
+    __slots__ = ("_executor", "_promise")
+
+    def __init__(self, executor: Any, promise: Awaitable[Any]) -> None:
+        self._executor, self._promise = executor, promise
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        try:
+            data = yield from self._promise.__await__()
+        except JsException as exception:
+            self._executor.acknowledge(exception)
+            raise _raised(exception) from None
+        return data.to_bytes(4, "little") if isinstance(data, int) else data.to_bytes()

@@ -10,11 +10,21 @@ sizes are bytes.  ``executor.js`` and ``FakeDevice`` interpret the same words, s
     CLEAR      buffer, offset, nbytes                      zero fill; no pass may be open
     WRITE      buffer, offset, count, word, …              queue.writeBuffer: runs *before* what is not yet submitted
     SUBMIT                                                 finish the encoder and submit it
+    SCALARS    position, rows, length, staging             the step's own numbers; first of all, or missing
+    IMMEDIATES                                             the step block as the pass's immediates; needs an open pass
+    PARAMS     buffer, offset, mask                        queue.writeBuffer of the step block, like WRITE
+    DISPATCH_BY_LENGTH  pipeline, bind group, unit, y, z   DISPATCH with x = length / unit, rounded up
+    COPY_PAST  source, target, unit                        copies position * unit bytes, from start to start, like COPY
+    COPY_OUT   source, offset, nbytes                      copies to the start of the staging buffer, like COPY
+
+The step block is 16 bytes, the words position, rows, length, 0.  ``PARAMS`` writes zero for each word whose bit is not
+in ``mask``, so that a buffer stays the same while only other words change.  Immediates hold until the end of the pass.
+What changes from step to step is in SCALARS only: a plan (``Device.create_plan``) is a program with other SCALARS.
 """
 
 from array import array
 from collections.abc import Iterable
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 
 class Op(IntEnum):
@@ -25,6 +35,24 @@ class Op(IntEnum):
     CLEAR = 5
     WRITE = 6
     SUBMIT = 7
+    SCALARS = 8
+    IMMEDIATES = 9
+    PARAMS = 10
+    DISPATCH_BY_LENGTH = 11
+    COPY_PAST = 12
+    COPY_OUT = 13
+
+
+class Scalar(IntFlag):
+    """The words of the step block, as PARAMS selects them."""
+
+    POSITION = 1
+    ROWS = 2
+    LENGTH = 4
+
+
+STEP_BYTES = 16
+"""Size of the step block."""
 
 
 class Program:
@@ -60,3 +88,22 @@ class Program:
 
     def submit(self) -> None:
         self.words.append(Op.SUBMIT)
+
+    def scalars(self, position: int, rows: int, length: int, staging: int = 0) -> None:
+        """First of all; ``staging`` is the handle that ``copy_out`` copies to (0: nothing is copied out)."""
+        self.words.extend((Op.SCALARS, position, rows, length, staging))
+
+    def immediates(self) -> None:
+        self.words.append(Op.IMMEDIATES)
+
+    def params(self, buffer: int, offset: int, mask: Scalar | int) -> None:
+        self.words.extend((Op.PARAMS, buffer, offset, mask))
+
+    def dispatch_by_length(self, pipeline: int, bind_group: int, unit: int, y: int, z: int) -> None:
+        self.words.extend((Op.DISPATCH_BY_LENGTH, pipeline, bind_group, unit, y, z))
+
+    def copy_past(self, source: int, target: int, unit: int) -> None:
+        self.words.extend((Op.COPY_PAST, source, target, unit))
+
+    def copy_out(self, source: int, offset: int, nbytes: int) -> None:
+        self.words.extend((Op.COPY_OUT, source, offset, nbytes))

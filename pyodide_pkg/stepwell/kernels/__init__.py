@@ -11,7 +11,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from stepwell.errors import BadRequest
-from stepwell.gpu.device import BindingType
+from stepwell.gpu.device import BindingType, Layout
+from stepwell.gpu.program import STEP_BYTES
 
 if TYPE_CHECKING:
     import jinja2
@@ -31,6 +32,7 @@ KERNELS: Mapping[str, str] = {
 }
 
 _BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage)\s*(?:,\s*(read_write|read))?\s*>")
+_IMMEDIATE = re.compile(r"var<\s*immediate\s*>\s*\w+\s*:\s*(\w+)")
 
 
 @cache
@@ -61,15 +63,23 @@ def render(kernel: str, constants: Mapping[str, object]) -> str:
         raise BadRequest(f"kernel {kernel}: {error}; the constants are {dict(constants)}") from error
 
 
-def bindings_of(wgsl: str) -> tuple[BindingType, ...]:
-    """The binding types of group 0, read from a shader's declarations.  Bindings must be 0, 1, 2, … without gaps."""
+def layout_of(wgsl: str) -> Layout:
+    """The layout of a shader, read from its declarations.
+
+    The bindings of group 0 are numbered from 0 or 1 without gaps; the only immediates are the step block, a ``Step``.
+    """
     found = {int(number): (space, access) for number, space, access in _BINDING.findall(wgsl)}
-    if sorted(found) != list(range(len(found))):
-        raise BadRequest(f"bindings of group 0 are {sorted(found)}: number them 0, 1, 2, … without gaps")
+    first = min(found, default=0)
+    if first > 1 or sorted(found) != list(range(first, first + len(found))):
+        raise BadRequest(f"bindings of group 0 are {sorted(found)}: number them from 0 or 1 without gaps")
+    immediates = _IMMEDIATE.findall(wgsl)
+    if immediates not in ([], ["Step"]):
+        raise BadRequest(f"immediates of type {', '.join(immediates)}: the only ones are one Step (step.wgsl)")
     kinds = {
         ("uniform", ""): BindingType.UNIFORM,
         ("storage", "read"): BindingType.READ_ONLY_STORAGE,
         ("storage", ""): BindingType.READ_ONLY_STORAGE,
         ("storage", "read_write"): BindingType.STORAGE,
     }
-    return tuple(kinds[found[number]] for number in range(len(found)))
+    bindings = tuple(kinds[found[number]] for number in sorted(found))
+    return Layout(bindings, first, STEP_BYTES if immediates else 0)

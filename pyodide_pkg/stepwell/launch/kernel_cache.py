@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from stepwell.errors import UsageError
 from stepwell.gpu.device import Device
-from stepwell.kernels import bindings_of, render
+from stepwell.kernels import layout_of, render
 from stepwell.launch.recorder import Variant
 
 
@@ -56,7 +56,7 @@ class KernelCache:
 
     async def _compile(self, variant: Variant) -> int:
         code = render(variant.kernel, dict(variant.constants))
-        return await self._device.create_pipeline(code, bindings_of(code), str(variant))
+        return await self._device.create_pipeline(code, layout_of(code), str(variant))
 
     def clear(self) -> None:
         for pipeline in self._pipelines.values():
