@@ -1,23 +1,78 @@
-"""Compiled kernels, one pipeline per variant."""
+"""Kernel variants: compiled once, kept per node of the model's graph, the least recently used given up.
+
+A *node* is an operation of the graph ("qkv", "attention", …; layers share it, their shapes are equal).  A node's
+*variant* is keyed by its shape class (``shapes.py``; the width in tokens comes first) and has the pipelines that its
+launches use and the workspaces that they write.  A pipeline may serve variants of several nodes: it is destroyed with
+the last one.  Launches without a node belong to node "" and shape ().
+
+Each node keeps at most ``variants_per_node`` variants, so that a busy node cannot push out another one's only variant.
+Two are exempt: what the present step uses, and the decode variant (the most recently used of one token), which must
+outlive a prompt of many shapes.
+"""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
-from stepwell.errors import UsageError
+from stepwell.errors import DeviceLost, UsageError
 from stepwell.gpu.device import Device
 from stepwell.kernels import layout_of, render
 from stepwell.launch.recorder import Variant
+from stepwell.memory.buffer import Buffer, Role
+from stepwell.memory.pool import BufferPool
+
+Shape = tuple[int, ...]
+Use = tuple[str, Shape, Variant]
+"""(node, shape class, pipeline): what a launch says of itself."""
+OnEvict = Callable[[frozenset[int], frozenset[int]], None]
+"""Called with the handles of pipelines and buffers that are about to go."""
+_NO_SESSION = 0
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One variant of a node."""
+
+    pipelines: set[Variant] = field(default_factory=set)
+    workspaces: dict[str, Buffer] = field(default_factory=dict)
+    last: int = 0  # the step that used it last
 
 
 class KernelCache:
-    """Builds pipelines asynchronously and in parallel; a variant asked for twice is compiled once."""
+    """``immediates``: kernels read the step's numbers from immediates.  ``variants_per_node`` 0: no bound.
 
-    def __init__(self, device: Device) -> None:
+    ``on_evict`` runs before anything is destroyed or released, for whoever holds on to it (a recorded plan has the
+    pipelines and buffers of its variants baked in).  Nobody is told when the device was lost: everything is gone then.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        pool: BufferPool | None = None,
+        *,
+        immediates: bool = False,
+        variants_per_node: int = 4,
+    ) -> None:
+        if variants_per_node < 0:
+            raise ValueError(f"{variants_per_node} variants per node; 0 or more, 0 for no bound")
         self._device = device
+        self._pool = pool
+        self._immediates = immediates
+        self._bound = variants_per_node
+        self._nodes: dict[str, dict[Shape, _Entry]] = {}
+        self._evicted: Counter[str] = Counter()
         self._pipelines: dict[Variant, int] = {}
-        self._building: dict[Variant, asyncio.Task[int]] = {}
+        self._users: Counter[Variant] = Counter()  # how many entries use a pipeline
+        self._unused: set[Variant] = set()  # lost their last user; the present step may bring another one
+        self._building: dict[Variant, asyncio.Task[None]] = {}
+        self._held: Counter[tuple[str, Shape]] = Counter()  # of steps that wait for their kernels
+        self._step = 1
+        self._generation = self._pool_generation
+        self.on_evict: list[OnEvict] = []
 
     def __len__(self) -> int:
+        """How many pipelines there are."""
         return len(self._pipelines)
 
     def __getitem__(self, variant: Variant) -> int:
@@ -27,12 +82,146 @@ class KernelCache:
         except KeyError:
             raise UsageError(f"{variant} is not compiled yet: await ensure() before the launch.") from None
 
-    def missing(self, variants: Iterable[Variant]) -> list[Variant]:
-        return sorted({variant for variant in variants if variant not in self._pipelines}, key=str)
+    # ---- a step -----------------------------------------------------------------------------------------------------
 
-    async def ensure(self, variants: Iterable[Variant], progress: Callable[[int, int], None] | None = None) -> None:
-        """Compile what is missing.  Raises ShaderError; ``progress`` gets (kernels done, kernels in total)."""
-        missing = self.missing(variants)
+    def workspace(self, node: str, shape: Shape, label: str, nbytes: int) -> Buffer:
+        """The buffer of a variant that ``label`` names: leased at the first call, the same one from then on.
+
+        Its contents are undefined at the beginning of every step.
+        """
+        self._forget_lost()
+        entries = self._nodes.setdefault(node, {})
+        entry = entries.get(shape)
+        if entry is None:
+            self._evict(node, 1)  # first, so that its memory can serve the new one
+            entry = _Entry()
+        entry.last = self._step
+        buffer = entry.workspaces.get(label)
+        if buffer is None:
+            if self._pool is None:
+                raise UsageError("this kernel cache has no pool to lease workspaces from.")
+            # all sessions use it in turn: as the lease of one, its memory would come back to that one uncleared
+            buffer = self._pool.acquire(nbytes, Role.WORKSPACE, label, session=_NO_SESSION)
+            entry.workspaces[label] = buffer
+            entries[shape] = entry  # now that it has something
+        elif nbytes > buffer.requested:
+            raise UsageError(
+                f"workspace {label!r} of {node} {shape} has {buffer.requested:,} B, {nbytes:,} B are asked for now. "
+                "Size it by the shape class, not by the step."
+            )
+        return buffer
+
+    def missing(self, uses: Iterable[Use | Variant]) -> list[Variant]:
+        """The pipelines that are to be compiled first."""
+        self._forget_lost()
+        return sorted({variant for _, _, variant in _uses(uses)} - self._pipelines.keys(), key=str)
+
+    async def ensure(self, uses: Iterable[Use | Variant], progress: Callable[[int, int], None] | None = None) -> None:
+        """Compile what ``uses`` lack, in parallel, and ``use`` them.
+
+        Raises ShaderError; ``progress`` gets (kernels done, kernels in total).  A variant without any kernel that
+        compiles is not kept.
+        """
+        uses = _uses(uses)
+        keys = {(node, shape) for node, shape, _ in uses}
+        self._held.update(keys)
+        try:
+            while missing := self.missing(uses):  # again: another step may evict while this one waits
+                await self._compile_all(missing, progress)
+            self.use(uses)
+        except BaseException:
+            self._note(use for use in uses if use[2] in self._pipelines)
+            self._drop([key for key in keys if (entry := self._find(*key)) is not None and not entry.pipelines])
+            raise
+        finally:
+            self._held -= Counter(keys)
+
+    def use(self, uses: Iterable[Use | Variant]) -> None:
+        """A step is about to use these, all compiled: call it once per step, with everything the step launches.
+
+        Variants beyond the bound go here.
+        """
+        self._forget_lost()
+        nodes = self._note(_uses(uses))
+        for node in nodes:
+            self._evict(node)
+        self._sweep()
+        self._step += 1
+
+    # ---- giving back ------------------------------------------------------------------------------------------------
+
+    def release_workspaces(self) -> None:
+        """Give all workspaces back, the pipelines stay: the next step leases what it needs anew.
+
+        For a step that was abandoned.  When memory ran out the idle ones are wanted elsewhere, and the latest ones may
+        have no memory behind them.
+        """
+        self._forget_lost()
+        buffers = [buffer for entry in self._entries() for buffer in entry.workspaces.values()]
+        self._announce((), buffers)
+        for entry in self._entries():
+            entry.workspaces.clear()
+        self._free((), buffers)
+
+    def clear(self) -> None:
+        """Give everything back.  Safe to call twice, and after the device was lost."""
+        self._forget_lost()
+        pipelines = list(self._pipelines.values())
+        buffers = [buffer for entry in self._entries() for buffer in entry.workspaces.values()]
+        self._announce(pipelines, buffers)
+        self._forget()
+        try:
+            self._free(pipelines, buffers)
+        except DeviceLost:
+            return  # the rest died with the device
+
+    # ---- what there is ----------------------------------------------------------------------------------------------
+
+    @property
+    def evictions(self) -> int:
+        """Variants given up so far."""
+        return self._evicted.total()
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Reserved bytes of all workspaces."""
+        self._forget_lost()
+        return sum(buffer.size for entry in self._entries() for buffer in entry.workspaces.values())
+
+    def report(self) -> dict[str, dict[str, int]]:
+        """Per node: variants now (``shapes``) and given up so far (``evicted``)."""
+        self._forget_lost()
+        return {
+            node: {"shapes": len(entries), "evicted": self._evicted[node]}
+            for node, entries in self._nodes.items()
+            if node
+        }
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _entries(self) -> Iterable[_Entry]:
+        return (entry for entries in self._nodes.values() for entry in entries.values())
+
+    def _find(self, node: str, shape: Shape) -> _Entry | None:
+        return self._nodes.get(node, {}).get(shape)
+
+    def _note(self, uses: Iterable[Use]) -> set[str]:
+        """Mark variants as used by the present step; returns their nodes."""
+        nodes = set()
+        for node, shape, variant in uses:
+            entries = self._nodes.setdefault(node, {})
+            entry = entries.get(shape)
+            if entry is None:
+                entry = entries[shape] = _Entry()
+            entry.last = self._step
+            if variant not in entry.pipelines:
+                self[variant]  # compiled?
+                entry.pipelines.add(variant)
+                self._users[variant] += 1
+            nodes.add(node)
+        return nodes
+
+    async def _compile_all(self, missing: Sequence[Variant], progress: Callable[[int, int], None] | None) -> None:
         done = 0
 
         async def build(variant: Variant) -> None:
@@ -40,10 +229,8 @@ class KernelCache:
             task = self._building.get(variant)
             if task is None:
                 task = self._building[variant] = asyncio.ensure_future(self._compile(variant))
-            try:
-                self._pipelines[variant] = await task
-            finally:
-                self._building.pop(variant, None)
+                task.add_done_callback(_retrieve)
+            await asyncio.shield(task)  # another step may be waiting for it when this one is cancelled
             done += 1
             if progress is not None:
                 progress(done, len(missing))
@@ -54,11 +241,88 @@ class KernelCache:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _compile(self, variant: Variant) -> int:
-        code = render(variant.kernel, dict(variant.constants))
-        return await self._device.create_pipeline(code, layout_of(code), str(variant))
+    async def _compile(self, variant: Variant) -> None:
+        try:
+            code = render(variant.kernel, {**dict(variant.constants), "immediates": self._immediates})
+            self._pipelines[variant] = await self._device.create_pipeline(code, layout_of(code), str(variant))
+        finally:
+            del self._building[variant]
 
-    def clear(self) -> None:
-        for pipeline in self._pipelines.values():
+    def _evict(self, node: str, room: int = 0) -> None:
+        """Drop the least recently used variants of ``node`` until ``room`` more fit, as far as that is allowed."""
+        entries = self._nodes[node]
+        surplus = len(entries) + room - self._bound
+        if not self._bound or surplus <= 0:
+            return
+        by_age = sorted(entries, key=lambda shape: entries[shape].last)
+        # a bound of one is one: then the decode variant takes its turn with the others
+        decode = next((shape for shape in reversed(by_age) if shape[:1] == (1,)), None) if self._bound > 1 else None
+        victims = [
+            (node, shape)
+            for shape in by_age
+            if entries[shape].last != self._step and shape != decode and (node, shape) not in self._held
+        ][:surplus]
+        self._drop(victims)
+        self._evicted[node] += len(victims)
+
+    def _drop(self, keys: Sequence[tuple[str, Shape]]) -> None:
+        """Give up whole variants of nodes.  Pipelines that nothing else uses go with ``_sweep``."""
+        entries = [self._nodes[node][shape] for node, shape in keys]
+        buffers = [buffer for entry in entries for buffer in entry.workspaces.values()]
+        self._announce((), buffers)
+        for node, shape in keys:
+            del self._nodes[node][shape]
+        for entry in entries:
+            self._users.subtract(entry.pipelines)
+            self._unused.update(variant for variant in entry.pipelines if not self._users[variant])
+        self._free((), buffers)
+
+    def _sweep(self) -> None:
+        """Destroy the pipelines that lost their last user and got no other."""
+        unused = [variant for variant in self._unused if not self._users[variant]]
+        pipelines = [self._pipelines[variant] for variant in unused]
+        self._announce(pipelines, ())
+        self._unused.clear()
+        for variant in unused:
+            del self._pipelines[variant], self._users[variant]
+        self._free(pipelines, ())
+
+    def _announce(self, pipelines: Sequence[int], buffers: Sequence[Buffer]) -> None:
+        if pipelines or buffers:
+            for call in self.on_evict:
+                call(frozenset(pipelines), frozenset(buffer.id for buffer in buffers))
+
+    def _free(self, pipelines: Sequence[int], buffers: Sequence[Buffer]) -> None:
+        if self._pool is not None:
+            for buffer in buffers:
+                self._pool.release(buffer)
+        for pipeline in pipelines:
             self._device.destroy(pipeline)
+
+    @property
+    def _pool_generation(self) -> int:
+        return 0 if self._pool is None else self._pool.generation
+
+    def _forget_lost(self) -> None:
+        """What died with a device is not there any more."""
+        if self._generation != self._pool_generation:
+            self._generation = self._pool_generation
+            self._forget()
+
+    def _forget(self) -> None:
+        for entries in self._nodes.values():
+            entries.clear()
         self._pipelines.clear()
+        self._users.clear()
+        self._unused.clear()
+
+
+def _uses(uses: Iterable[Use | Variant]) -> list[Use]:
+    """Uses as given; a bare variant is one of node ""."""
+    return [("", (), use) if isinstance(use, Variant) else use for use in uses]
+
+
+def _retrieve(task: "asyncio.Task[None]") -> None:
+    """Whoever waited for a failed build may have been cancelled: it is nobody's unhandled error then."""
+    if not task.cancelled():
+        task.exception()
