@@ -18,7 +18,12 @@ export function copyButton(label, text) {
 
 /** Hand `value` to the user as a file. */
 export function saveJson(name, value) {
-  const url = URL.createObjectURL(new Blob([JSON.stringify(value, null, 1), "\n"], { type: "application/json" }));
+  saveText(name, `${JSON.stringify(value, null, 1)}\n`);
+}
+
+/** The same of JSON text. */
+export function saveText(name, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
   element("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }

@@ -5,11 +5,13 @@ const MODEL_NUMBERS = ["context", "temperature", "top_k", "top_p", "seed", "top_
 const NUMBERS = ["tokens", "start", "budget", ...MODEL_NUMBERS];
 const TEXTS = ["prompt", "stop"];
 const CHOICES = ["model", "kv", "policy", "eos"];
-const SWITCHES = ["raw", "hard"];
+const SWITCHES = ["raw", "hard", "digest", "gpu_time", "trace"];
 /** Radios that exist, all of them, only once Python has told what there is. */
 const LATE_CHOICES = ["model", "kv", "policy"];
 /** Controls of the chosen policy's options are named by this and the option's name. */
 export const OPTION_PREFIX = "option-";
+/** The same of the launch path's options; a control's `data-initial` is its default, "" for automatic. */
+export const LAUNCH_PREFIX = "launch-";
 
 /** The request that the form describes now. An empty number is null: the default of the package. */
 export function readRequest(form) {
@@ -19,6 +21,7 @@ export function readRequest(form) {
     kv: fields.kv.value,
     tokens: number(fields.tokens),
     ...readPool(form),
+    ...readLaunch(form),
   };
   const workload = chosenWorkload(form);
   if (workload) return { workload, start: number(fields.start), ...shared };
@@ -30,6 +33,7 @@ export function readRequest(form) {
     ban_eos: fields.eos.value === "ban",
     ignore_eos: fields.eos.value === "ignore",
     stop: stopStrings(fields.stop.value),
+    ...switchedOn(fields, ["digest"]),
   };
 }
 
@@ -41,7 +45,7 @@ export function chosenWorkload(form) {
 /** What the request says about the pool beside its policy; what has its default is left out. */
 function readPool(form) {
   const options = Object.fromEntries(
-    optionControls(form)
+    controls(form, OPTION_PREFIX)
       .filter(({ value }) => value !== "")
       .map((control) => [control.name.slice(OPTION_PREFIX.length), optionValue(control)]),
   );
@@ -52,11 +56,47 @@ function readPool(form) {
   };
 }
 
-function optionControls(form) {
-  return [...form.querySelectorAll(`[name^="${OPTION_PREFIX}"]`)];
+/** What the request says about the launch path and its measurement; what has its default is left out. */
+function readLaunch(form) {
+  const launch = Object.fromEntries(
+    controls(form, LAUNCH_PREFIX)
+      .filter(isChanged)
+      .map((control) => [control.name.slice(LAUNCH_PREFIX.length), optionValue(control)]),
+  );
+  return {
+    ...(Object.keys(launch).length ? { launch } : {}),
+    ...switchedOn(form.elements, ["gpu_time", "trace"]),
+  };
 }
 
-function optionValue({ type, dataset, value }) {
+/** Set the launch path's options: those of `launch`, and the rest to their defaults. */
+export function setLaunch(form, launch) {
+  for (const control of controls(form, LAUNCH_PREFIX)) {
+    const value = String(launch[control.name.slice(LAUNCH_PREFIX.length)] ?? control.dataset.initial);
+    if (control.type === "checkbox") control.checked = value === "true";
+    else control.value = control.type === "number" && value === control.dataset.initial ? "" : value;
+  }
+}
+
+function isChanged(control) {
+  const { initial } = control.dataset;
+  if (control.type === "checkbox") return String(control.checked) !== initial;
+  if (control.value === "") return false;
+  const isNumber = control.type === "number" && initial !== "";
+  return isNumber ? Number(control.value) !== Number(initial) : control.value !== initial;
+}
+
+function switchedOn(fields, names) {
+  const on = names.filter((name) => fields[name].checked && !fields[name].disabled);
+  return Object.fromEntries(on.map((name) => [name, true]));
+}
+
+function controls(form, prefix) {
+  return [...form.querySelectorAll(`[name^="${prefix}"]`)];
+}
+
+function optionValue({ type, dataset, value, checked }) {
+  if (type === "checkbox") return checked;
   if (type === "number") return Number(value);
   return dataset.kind === "bool" ? value === "true" : value;
 }
@@ -79,9 +119,9 @@ export function applyQuery(form, query) {
   return fill(form, query, [...NUMBERS, ...TEXTS, ...SWITCHES, "eos"]);
 }
 
-/** The same for the choices that arrive with the environment, and then for the options of the chosen policy. */
+/** The same for what arrives with the environment: the choices, then the options of the chosen policy and of launches. */
 export function applyLateQuery(form, query) {
-  const options = [...query.keys()].filter((name) => name.startsWith(OPTION_PREFIX));
+  const options = [...query.keys()].filter((name) => name.startsWith(OPTION_PREFIX) || name.startsWith(LAUNCH_PREFIX));
   return [...fill(form, query, LATE_CHOICES), ...fill(form, query, options)];
 }
 
@@ -93,7 +133,9 @@ export function queryOf(form) {
     if (fields[name].value !== fields[name].defaultValue) query.set(name, fields[name].value);
   }
   for (const name of SWITCHES) if (fields[name].checked) query.set(name, "1");
-  for (const { name, value } of optionControls(form)) if (value !== "") query.set(name, value);
+  for (const { name, value } of controls(form, OPTION_PREFIX)) if (value !== "") query.set(name, value);
+  for (const { name, type, checked, value } of controls(form, LAUNCH_PREFIX).filter(isChanged))
+    query.set(name, type === "checkbox" ? String(checked) : value);
   return query;
 }
 
@@ -113,7 +155,7 @@ function fill(form, query, names) {
 function setControl(control, value) {
   if (!control) return false;
   if (control.type === "checkbox") {
-    control.checked = ["1", "true", "on"].includes(value);
+    control.checked = ["1", "true", "on"].includes(value.toLowerCase());
     return true;
   }
   const options = control instanceof RadioNodeList ? [...control] : control.options ? [...control.options] : [control];

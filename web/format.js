@@ -37,6 +37,11 @@ export function mebibytes(value) {
   return value / 1024 ** 2;
 }
 
+/** A share of 1 in whole percent, rounded down: 100 % is all. */
+export function percent(share) {
+  return Number.isFinite(share) ? `${number(Math.floor(100 * share + 1e-9))}${NO_BREAK_SPACE}%` : "–";
+}
+
 export function plural(count, noun) {
   return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 }

@@ -3,7 +3,7 @@
  *
  *     booting → ready → (loading →) running → done        any → error → the next run, or a restart
  *
- * `window.stepwell` holds the environment, model, record and error of now, for scripts that drive the page.
+ * `window.stepwell` holds the environment, model, record, trace and error of now, for scripts that drive the page.
  */
 import { Bus } from "./bus.js";
 import { element } from "./dom.js";
@@ -16,7 +16,7 @@ import { Runs } from "./runs.js";
 const bus = new Bus();
 const form = document.getElementById("scenario");
 const query = new URLSearchParams(location.search);
-const now = { environment: null, model: null, record: null, error: null };
+const now = { environment: null, model: null, record: null, trace: null, error: null };
 window.stepwell = now;
 
 let worker = null;
@@ -24,8 +24,8 @@ let usable = false; // the worker answers and its device is open
 let cancelling = false;
 let manifest = null;
 let loaded = null; // the model description that the worker holds
-let wanted = null; // {request, model, comparison} waiting for its model
-let queue = []; // what a comparison still has to run
+let wanted = null; // the model description that the queue is for
+let queue = []; // what is still to run, [{request, comparison}]
 
 mountNotices(document.getElementById("notices"), bus);
 for (const [place, panels] of Object.entries(PLACES)) mountAll(place, panels);
@@ -72,10 +72,12 @@ function listen() {
   });
   bus.on(FROM_WORKER.MODEL, ({ model }) => {
     now.model = model;
-    loaded = wanted.model;
-    if (cancelling) setState("ready");
-    else run();
+    loaded = wanted;
+    if (cancelling) queue = [];
+    if (queue.length) runNext();
+    else setState("ready");
   });
+  bus.on(FROM_WORKER.TRACE, ({ text }) => (now.trace = text));
   bus.on(FROM_WORKER.DONE, ({ record }) => {
     now.record = record;
     if (cancelling) queue = [];
@@ -92,15 +94,12 @@ function listen() {
   bus.on(TO_WORKER.CANCEL, cancel);
   bus.on(ON_PAGE.RESTART, restart);
   bus.on(ON_PAGE.COMPARE, ({ requests }) => {
-    if (!canRun()) return;
-    queue = requests;
-    now.error = now.record = null;
-    runNext();
+    if (canRun()) begin(requests);
   });
   form.addEventListener("change", tellKind);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (canRun()) submit();
+    if (canRun()) begin([{ request: readRequest(form), comparison: null }]);
   });
 }
 
@@ -165,7 +164,8 @@ function restart() {
   start();
 }
 
-function submit() {
+/** Run these one after another, with the model that is chosen; it is loaded first if it is not. */
+function begin(asked) {
   const model = readModel(form, manifest);
   if (!model) {
     bus.emit({
@@ -176,23 +176,17 @@ function submit() {
     });
     return;
   }
-  now.error = now.record = null;
-  wanted = { request: readRequest(form), model };
+  now.error = now.record = now.trace = null;
+  wanted = model;
+  queue = asked;
   history.replaceState(null, "", `?${queryOf(form)}`);
   if (model.kind === "workload" || sameModel(model, loaded)) {
-    run();
+    runNext();
     return;
   }
   loaded = now.model = null;
   setState("loading");
   worker.postMessage({ type: TO_WORKER.LOAD, model });
-}
-
-/** The next run of a comparison. */
-function runNext() {
-  const { request, comparison } = queue.shift();
-  wanted = { request, model: { kind: "workload", name: request.workload }, comparison };
-  run();
 }
 
 /** The panels show what belongs to a model or to a workload, by `data-kind` of the form. */
@@ -205,10 +199,12 @@ function tellKind() {
   bus.emit({ type: ON_PAGE.KIND, workload });
 }
 
-function run() {
-  runs.begin(wanted.request, wanted.model, wanted.comparison ?? null);
+function runNext() {
+  const { request, comparison } = queue.shift();
+  now.trace = null;
+  runs.begin(request, wanted, comparison);
   if (state() !== "running") setState("running");
-  const message = { type: TO_WORKER.RUN, request: wanted.request };
+  const message = { type: TO_WORKER.RUN, request };
   worker.postMessage(message);
   bus.emit(message); // the panels want to know what was asked
 }

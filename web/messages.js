@@ -14,6 +14,7 @@ export const FROM_WORKER = Object.freeze({
   MODEL: "model",
   TOKEN: "token",
   POOL: "pool",
+  TRACE: "trace",
   DONE: "done",
   ERROR: "error",
 });
@@ -28,7 +29,7 @@ export const FROM_WORKER = Object.freeze({
  * show     {label, visible}    draw a run in the latency chart, or do not
  * forget   {label}             remove a run from the page
  * kind     {workload}          what is chosen to run: a workload of the package, or null for a model
- * compare  {requests}          run these one after another: [{request, comparison: {arm, round}}]
+ * compare  {requests}          run these one after another: [{request, comparison}] of comparing.js
  * restart  {}                  end the worker and boot a new one; the runs stay
  */
 export const ON_PAGE = Object.freeze({

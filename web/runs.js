@@ -1,3 +1,4 @@
+import { nameLaunch, readListing } from "./launch.js";
 import { FROM_WORKER, ON_PAGE } from "./messages.js";
 import { mean, median, tail } from "./statistics.js";
 
@@ -11,12 +12,13 @@ export const WARM_UP = 3;
 
 /** One run: what was asked, and what has been measured so far. `tokens[0]` is the prefill. */
 class Run {
-  constructor(count, request, model, comparison) {
+  constructor(count, request, model, comparison, launchName) {
     this.label = letters(count);
     this.style = count % DRAWN_RUNS;
     this.request = request;
     this.model = model;
-    this.comparison = comparison; // {id, arm, round} of a run that is part of one
+    this.comparison = comparison; // {id, kind, arm, round, rounds} of a run that is part of one
+    this.launchName = launchName; // "": the defaults
     this.tokens = [];
     this.byRole = [];
     this.record = null;
@@ -25,7 +27,8 @@ class Run {
   }
 
   get name() {
-    return `${this.label} ${this.request.policy}, ${this.request.kv}`;
+    const { policy, kv } = this.request;
+    return [`${this.label} ${policy}`, kv, this.launchName].filter(Boolean).join(", ");
   }
 
   /** The decode steps: everything but the prefill, and but the warm-up of a workload. */
@@ -44,9 +47,11 @@ export class Runs {
   #bus;
   #count = 0;
   #runs = [];
+  #arms = []; // of the launch path's ablation: their names tell runs apart
 
   constructor(bus) {
     this.#bus = bus;
+    bus.on(FROM_WORKER.ENVIRONMENT, (message) => (this.#arms = readListing(message).arms));
     bus.on(FROM_WORKER.TOKEN, ({ token, by_role: byRole }) => {
       if (!token) return; // text only
       this.current.tokens.push(token);
@@ -72,7 +77,7 @@ export class Runs {
   }
 
   begin(request, model, comparison) {
-    const run = new Run(this.#count++, request, model, comparison);
+    const run = new Run(this.#count++, request, model, comparison, nameLaunch(request.launch, this.#arms));
     this.#runs = [...this.#runs, run].slice(-KEPT_RUNS);
     this.#limitDrawn(run.label);
     this.#tell();
@@ -130,11 +135,14 @@ export function classSteps(run) {
 }
 
 /** What must not change the result of a run. */
-const NO_MATTER = ["policy", "policy_options", "budget_mib", "hard_budget", "kv", "tokens", "context"];
+const NO_MATTER = [
+  ...["policy", "policy_options", "budget_mib", "hard_budget", "kv", "tokens", "context"],
+  ...["launch", "digest", "gpu_time", "trace"],
+];
 
 /**
- * Pairs of finished runs that should have produced the same tokens (same model and request but for policy and KV mode)
- * and did not: `[{first, second, index}]`, `index` of the first token that differs.
+ * Pairs of finished runs that should have produced the same tokens (same model and request but for the pool, the KV mode
+ * and the launch path) and did not: `[{first, second, index}]`, `index` of the first token that differs.
  */
 export function divergences(runs) {
   const firstOf = new Map();
@@ -148,11 +156,15 @@ export function divergences(runs) {
       firstOf.set(key, run);
       continue;
     }
-    const [a, b] = [first.record.token_ids, run.record.token_ids];
-    const index = a.slice(0, b.length).findIndex((id, i) => id !== b[i]);
+    const index = firstDifference(first.record.token_ids, run.record.token_ids);
     if (index >= 0) found.push({ first, second: run, index });
   }
   return found;
+}
+
+/** The index at which two sequences differ, as far as the shorter one goes; -1: nowhere. */
+export function firstDifference(a, b) {
+  return a.slice(0, b.length).findIndex((item, i) => item !== b[i]);
 }
 
 /** 0 → A, 25 → Z, 26 → AA. */

@@ -18,6 +18,20 @@ export function mean(values) {
   return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : NaN;
 }
 
+/** Ratios `above ÷ below` of what was measured in the same round, `[{round, ratio}]`; both are Maps of round → value. */
+export function pairedRatios(above, below) {
+  return [...above]
+    .filter(([round]) => below.has(round))
+    .map(([round, value]) => ({ round, ratio: value / below.get(round) }))
+    .sort((a, b) => a.round - b.round);
+}
+
+/** A small sample in three numbers; NaN without data. */
+export function spread(values) {
+  const [least, greatest] = values.length ? [Math.min(...values), Math.max(...values)] : [NaN, NaN];
+  return { middle: median(values), least, greatest };
+}
+
 /** The slow end of a sample: p99 where 100 values or more can tell it, else the slowest value, and its name. */
 export function tail(values) {
   return values.length >= 100

@@ -34,7 +34,7 @@ class Opened:
 
     def __call__(
         self, query: str = "", *, software: bool = False, gpu: bool = True, stub: bool = True, model: bool = True,
-        manifest: bool = True, **context: Any,
+        manifest: bool = True, older: bool = False, **context: Any,
     ) -> Page:  # fmt: skip
         opened = self._browser.new_context(**context)
         self._contexts.append(opened)
@@ -45,8 +45,9 @@ class Opened:
         page.on("request", lambda request: self.requests.append(request.url))
         page.add_init_script(SPY.replace("GPU", "({})" if gpu else "undefined"))
         if stub:
-            script = (HERE / "stub_worker.js").read_text(encoding="utf-8").replace("SOFTWARE", str(software).lower())
-            fulfil(page, "**/worker.js", body=script, content_type="text/javascript")
+            fulfil(
+                page, "**/worker.js", body=stub_script(software=software, older=older), content_type="text/javascript"
+            )
         if manifest:
             fulfil(page, "**/manifest.json", json={"schema": 1, "models": [MODEL] if model else []})
         else:
@@ -57,6 +58,12 @@ class Opened:
     def close(self) -> None:
         for context in self._contexts:
             context.close()
+
+
+def stub_script(*, software: bool = False, older: bool = False) -> str:
+    """The stub worker: on a CPU adapter or not, and of a time before the launch path could be set or not."""
+    text = (HERE / "stub_worker.js").read_text(encoding="utf-8")
+    return text.replace("SOFTWARE", str(software).lower()).replace("OLDER", str(older).lower())
 
 
 def fulfil(page: Page, pattern: str, **answer: Any) -> None:

@@ -21,6 +21,11 @@ const environment = {
 const PROMPT_TOKENS = 60;
 const KV_BYTES = 768; // of one position in one KV tensor
 const CREATED = { bucket: 40, adaptive: 0 };
+/** ms per token of the runs without a shared pass, in the order in which they come; all others take 10. */
+const SLOW_MS = [20, 26, 24];
+let slowRuns = 0;
+
+const MAIN = { shared_pass: false, bind_group_cache: false, replay: false, params: "uniform_pool", readback_depth: 0 };
 
 let cancelled = false;
 const post = (type, fields) => self.postMessage({ type, ...fields });
@@ -32,6 +37,7 @@ const handlers = {
     post("phase", { phase: "runtime", text: "Starting Python" });
     post("environment", {
       environment,
+      ...(OLDER ? {} : launchListing()),
       boot_ms: 1234,
       limits: { maxStorageBufferBindingSize: 2 ** 31, maxBufferSize: 2 ** 32 },
       policies: [
@@ -94,9 +100,11 @@ const handlers = {
     if (request.prompt === "ask too much")
       return fail("ContextFull", "60 + 9,000 positions; the model has 8,192. Ask for fewer tokens.", "prefill");
     const tokens = [];
+    const isSlow = request.launch?.shared_pass === false;
+    const pace = isSlow ? SLOW_MS[slowRuns++ % SLOW_MS.length] : 10;
     post("phase", { phase: "prefill", text: "Reading the prompt" });
     for (let index = 0; index < request.tokens && !cancelled; index += 1) {
-      const token = entry(request, index);
+      const token = entry(request, index, pace);
       tokens.push(token);
       const by_role = { weights: 1 << 20, kv: 60 * token.kv_class_bytes };
       post("token", { text: request.workload ? "" : `w${index} `, token, by_role });
@@ -106,6 +114,7 @@ const handlers = {
     }
     if (!request.workload) post("token", { text: "end", token: null, by_role: {} });
     post("pool", { classes: classesAt(tokens.length), text: `${request.policy} explains itself.` });
+    if (request.trace) post("trace", { text: JSON.stringify({ traceEvents: [{ name: "encode", ph: "X" }] }) });
     post("done", { record: record(request, tokens) });
     post("phase", { phase: "ready", text: "Ready" });
   },
@@ -128,6 +137,26 @@ function option(name, kind, initial, more = {}) {
   };
 }
 
+/** Some of the package's launch options, of every kind, and two arms. */
+function launchListing() {
+  return {
+    launch_options: [
+      option("shared_pass", "bool", true),
+      option("bind_group_cache", "bool", true),
+      option("replay", "bool", true),
+      option("submit_every", "int", 0),
+      option("submit_every_ms", "float", 0, { minimum: 0, maximum: 60000 }),
+      option("params", "choice", "auto", { choices: ["auto", "uniform_pool", "call_site", "immediates"] }),
+      option("readback_depth", "int", null, { minimum: 0, maximum: 64 }),
+      option("bind_groups", "int", 2048, { minimum: 1 }),
+    ],
+    ablation: [
+      { name: "main", launch: MAIN },
+      { name: "+shared pass", launch: { ...MAIN, shared_pass: true } },
+    ],
+  };
+}
+
 /** A pool of 64 tensors in as many classes, of which the smallest empties at the fourth token; and one activation. */
 function classesAt(index) {
   const figures = { hits: 3 * index, misses: index, keeps: 1, evicted: 0 };
@@ -139,12 +168,13 @@ function classesAt(index) {
   return [...kv, { role: "activation", size: 6144, live: 2, free: 1, ...figures, keeps: null }];
 }
 
-function entry(request, index) {
+function entry(request, index, pace) {
   const position = (request.workload ? request.start : PROMPT_TOKENS) + index;
   const kib = 1024 * (position * KV_BYTES <= 48 * 1024 ? 48 : 64);
   const created = request.kv === "static" && request.workload ? 0 : CREATED[request.policy];
-  const ms = index === 0 ? 5000 : request.policy === "bucket" ? 30 : 10;
-  const wrong = request.prompt === "differ" && request.policy === "bucket" && index === 3;
+  const ms = index === 0 ? 5000 : request.policy === "bucket" ? 30 : pace;
+  const differs = request.policy === "bucket" || request.launch?.shared_pass === false;
+  const wrong = request.prompt === "differ" && differs && index === 3;
   const names =
     "submits bind_groups_created bind_groups_reused copies uploads upload_bytes readbacks readback_bytes buffers_destroyed bytes_destroyed pool_hits pool_misses";
   return {
@@ -157,6 +187,7 @@ function entry(request, index) {
     launches: 244,
     passes: 1,
     ...Object.fromEntries(names.split(" ").map((name) => [name, 1])),
+    ...(OLDER ? {} : launchCounters(request, index)),
     buffers_created: created,
     bytes_created: created * kib,
     kv_class_bytes: kib,
@@ -165,8 +196,44 @@ function entry(request, index) {
   };
 }
 
+function launchCounters({ launch = {}, digest, gpu_time: gpuTime, prompt }, index) {
+  const off = launch.shared_pass === false;
+  const reasons = ["prefill", "first use", "recorded"];
+  const refused = launch.replay === false ? "off" : (reasons[index] ?? null);
+  const wrong = prompt === "logits" && off && index === 2;
+  return {
+    passes: off ? 244 : 1,
+    encoders: 1,
+    syncs: 1,
+    bind_groups_created: off ? 244 : 0,
+    bind_groups_reused: off ? 0 : 244,
+    bind_groups_evicted: 0,
+    uploads: off ? 244 : 0,
+    uploads_skipped: off ? 0 : 244,
+    immediates: off ? 0 : 1,
+    immediates_bytes: off ? 0 : 16,
+    replayed: refused ? 0 : 1,
+    refused,
+    gpu_ms: gpuTime ? 2.5 : null,
+    ...(digest ? { digest: `${wrong ? 1 : 0}${index}`.padStart(16, "0") } : {}),
+  };
+}
+
+function launchSummary({ launch = {} }, tokens) {
+  return {
+    options: launch,
+    params: "immediates",
+    identity_rate: 0.984,
+    plans: { recorded: 2, replayed: tokens.filter(({ replayed }) => replayed).length, refused: {}, invalidated: 1 },
+    bind_groups: { size: 488, evicted: 3 },
+    variants: { matmul: { shapes: 4, evicted: 2 }, norm: { shapes: 1, evicted: 0 } },
+    workspace_bytes: 3 << 20,
+  };
+}
+
 function record(request, tokens) {
   return {
+    ...(OLDER ? {} : { launch: launchSummary(request, tokens) }),
     schema: 1,
     scenario: { model: request.workload ?? "stub", sha256: null, ...request },
     environment,

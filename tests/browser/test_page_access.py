@@ -5,14 +5,16 @@ from itertools import pairwise
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.stub_page import HERE, Opened, open_page, run, state
+from tests.browser.stub_page import HERE, Opened, open_page, run, settle, state
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 __all__ = ["open_page"]  # the fixture
 
 
 def audit(page: Page) -> None:
-    """Names, contrast and target sizes, once every transition has ended."""
+    """Names, contrast and target sizes of everything, once every transition has ended."""
+    page.evaluate("() => document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    settle(page)
     page.evaluate("() => Promise.all(document.getAnimations().map(animation => animation.finished))")
     found = page.evaluate((HERE / "audit.js").read_text(encoding="utf-8").partition("\n\n")[2])
     assert found.pop("readable") > 100
@@ -45,7 +47,6 @@ def test_names_contrast_and_targets(busy_page: Page) -> None:
 def test_names_contrast_and_targets_of_a_workload(open_page: Opened, scheme: str) -> None:
     page = open_page("?model=kv64&start=2036&tokens=6", software=True, color_scheme=scheme)
     state(page, "ready")
-    page.locator("#cache summary").click()
     page.click("#compare")
     state(page, "done")
     expect(page.locator("#comparison table")).to_be_visible()
@@ -53,9 +54,24 @@ def test_names_contrast_and_targets_of_a_workload(open_page: Opened, scheme: str
     audit(page)
 
 
-def test_320_pixels_and_reduced_motion_need_no_sideways_scrolling(open_page: Opened) -> None:
-    page = open_page(software=True, viewport={"width": 320, "height": 640}, reduced_motion="reduce")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_names_contrast_and_targets_of_the_launch_path(open_page: Opened, scheme: str) -> None:
+    page = open_page("?tokens=5&prompt=differ&trace=1", color_scheme=scheme)
     state(page, "ready")
+    page.fill("#ab-rounds", "1")
+    page.click("#ab-run")
+    state(page, "done")
+    expect(page.locator("#ab .alarm")).to_be_visible()
+    expect(page.locator("#save-trace")).to_be_visible()
+    audit(page)
+
+
+def test_320_pixels_and_reduced_motion_need_no_sideways_scrolling(open_page: Opened) -> None:
+    page = open_page("?tokens=5", software=True, viewport={"width": 320, "height": 640}, reduced_motion="reduce")
+    state(page, "ready")
+    page.locator("#launch summary").click()
+    page.click("#ab-run")
+    state(page, "done")
     run(page, tokens="30", policy="bucket")
     expect(page.locator("#latency canvas")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") == 320

@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import expect
 
 from harness.site import Site
-from tests.browser.stub_page import HERE, Opened, fulfil, open_page, run, sent, state, table_rows
+from tests.browser.stub_page import Opened, fulfil, open_page, run, sent, state, stub_script, table_rows
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 __all__ = ["open_page"]  # the fixture
@@ -114,9 +114,9 @@ def test_software_adapter_and_coarse_timer_are_said(open_page: Opened) -> None:
     state(page, "ready")
     expect(page.locator("#notices")).to_contain_text("say nothing about a GPU")
     expect(page.locator("#chips")).to_contain_text("CPU adapter")
-    plain = (HERE / "stub_worker.js").read_text(encoding="utf-8").replace("self.crossOriginIsolated", "false")
+    plain = stub_script().replace("self.crossOriginIsolated", "false")
     page = open_page(stub=False)
-    fulfil(page, "**/worker.js", body=plain.replace("SOFTWARE", "false"), content_type="text/javascript")
+    fulfil(page, "**/worker.js", body=plain, content_type="text/javascript")
     page.reload()
     state(page, "ready")
     expect(page.locator("#notices")).to_contain_text("not cross-origin isolated")

@@ -41,9 +41,12 @@ def test_form_has_the_controls_of_the_document(open_page: Opened) -> None:
     )
     numbers = ("tokens", "context", "temperature", "top_k", "top_p", "seed", "top_logits", "start", "budget")
     numbers += ("option-window", "option-growth")  # of the chosen policy
+    numbers += tuple(f"launch-{name}" for name in ("submit_every", "submit_every_ms", "readback_depth", "bind_groups"))
+    switches = ("raw", "hard", "digest", "gpu_time", "trace")
+    switches += tuple(f"launch-{name}" for name in ("shared_pass", "bind_group_cache", "replay"))
     assert kinds == {
-        **dict.fromkeys(("model", "kv", "policy"), "radio"), **dict.fromkeys(numbers, "number"), "raw": "checkbox",
-        "hard": "checkbox", "option-stagger": "select-one",
+        **dict.fromkeys(("model", "kv", "policy"), "radio"), **dict.fromkeys(numbers, "number"),
+        **dict.fromkeys(switches, "checkbox"), "option-stagger": "select-one", "launch-params": "select-one",
         "eos": "select-one", "stop": "text", "prompt": "textarea", "file": "file",
     }  # fmt: skip
     expect(page.locator("button#run")).to_be_enabled()
@@ -64,9 +67,9 @@ def test_start_is_quiet_and_asks_for_nothing_large_or_foreign(open_page: Opened,
     assert [message["type"] for message in page.evaluate("sent")] == ["boot"]
     note = page.locator("#model .option").first.inner_text()
     assert "98\xa0MiB" in note and "Apache-2.0" in note
-    for panel in ("pattern", "comparison", "latency", "pool", "memory", "counters", "runs"):
+    for panel in ("pattern", "comparison", "ab", "latency", "pool", "memory", "counters", "runs"):
         expect(page.locator(f"#{panel}")).to_be_hidden()
-    assert page.evaluate("[stepwell.model, stepwell.record, stepwell.error]") == [None, None, None]
+    assert page.evaluate("[stepwell.model, stepwell.record, stepwell.trace, stepwell.error]") == [None] * 4
     assert page.evaluate("stepwell.environment.browser") == "Stub 1.0"
 
 
@@ -86,7 +89,7 @@ def test_page_forbids_eval_and_foreign_requests(open_page: Opened) -> None:
 
 
 def test_first_run_loads_the_model_and_streams_the_answer(open_page: Opened, server_url: str) -> None:
-    page = open_page()
+    page = open_page(older=True)
     state(page, "ready")
     page.evaluate(
         "() => { window.seen = []; new MutationObserver(() => seen.push([document.documentElement.dataset.state,"
@@ -240,8 +243,9 @@ def test_every_control_is_reached_by_tab(open_page: Opened) -> None:
     run(page, tokens="4")
     page.locator("body").press("Home")
     page.evaluate("document.activeElement.blur()")
+    page.evaluate("document.querySelector('#launch details').open = true")
     reached = set()
-    for _ in range(60):
+    for _ in range(80):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.id || document.activeElement.name"))
     wanted = {
@@ -256,6 +260,16 @@ def test_every_control_is_reached_by_tab(open_page: Opened) -> None:
         "top_k",
         "top_p",
         "top_logits",
+    }
+    wanted |= {
+        "launch-shared_pass",
+        "launch-replay",
+        "launch-params",
+        "digest",
+        "gpu_time",
+        "trace",
+        "ab-rounds",
+        "ab-run",
     }
     assert wanted | {"eos", "stop", "raw", "prompt", "run", "export", "answer"} <= reached
 

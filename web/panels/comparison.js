@@ -1,24 +1,19 @@
+import { byArm, inTurns, newestComparison } from "../comparing.js";
 import { element, onNextFrame, scroller, table } from "../dom.js";
 import { number, plural } from "../format.js";
 import { ON_PAGE } from "../messages.js";
 import { WARM_UP } from "../runs.js";
-import { mean, median } from "../statistics.js";
+import { mean, median, pairedRatios, spread } from "../statistics.js";
 
 /** The arm that the others are divided by: the same commands on tensors that are allocated once. */
 export const CONTROL = "static";
 
-let comparisons = 0;
+const KIND = "policies";
 
-/** The runs of a comparison, `[{request, comparison}]`: every arm once per round, in an order that rotates. */
+/** The runs of a comparison of policies. */
 export function comparisonOf(request, arms, rounds) {
-  const id = ++comparisons;
-  return Array.from({ length: rounds }, (_, round) => {
-    const turn = round % arms.length;
-    return [...arms.slice(turn), ...arms.slice(0, turn)].map((arm) => ({
-      request: requestOf(request, arm),
-      comparison: { id, arm, round },
-    }));
-  }).flat();
+  const asked = arms.map((arm) => ({ arm, request: requestOf(request, arm) }));
+  return inTurns(KIND, asked, rounds);
 }
 
 /** The options that are set in the form belong to the policy that is chosen there, and to no other. */
@@ -39,19 +34,17 @@ export const comparison = {
     root.querySelector(".body").append(body, note);
     let runs = [];
     const draw = onNextFrame(() => {
-      const rows = rowsOf(runs);
+      const rows = byArm(runs);
       root.hidden = rows.length === 0;
       if (root.hidden) return;
       const control = controlOf(rows);
       const heads = ["Arm", "n", "median ms", "largest ms", "creates", `÷ ${control.arm}`];
-      const cells = rows.map((row) => [
-        row.arm,
-        number(row.times.length),
-        number(median(row.times)),
-        number(Math.max(...row.times)),
-        number(mean(row.created)),
-        ratioText(row, control),
-      ]);
+      const cells = rows.map((row) => {
+        const times = row.steps.map(({ ms }) => ms);
+        const created = row.steps.map(({ buffers_created: count }) => count);
+        const figures = [times.length, median(times), Math.max(...times), mean(created)];
+        return [row.arm, ...figures.map(number), ratioText(row, control)];
+      });
       body.replaceChildren(scroller("Comparison", table("Comparison of the arms", heads, cells)));
       const rounds = Math.max(...rows.map(({ medians }) => medians.size));
       note.textContent =
@@ -60,8 +53,7 @@ export const comparison = {
     });
     let key = "";
     bus.on(ON_PAGE.RUNS, ({ runs: all }) => {
-      const newest = Math.max(0, ...all.map(({ comparison: found }) => found?.id ?? 0));
-      runs = all.filter(({ comparison: found, record }) => record && found?.id === newest);
+      runs = newestComparison(all, KIND).filter(({ record }) => record);
       const now = runs.map(({ label }) => label).join();
       if (now !== key) draw();
       key = now;
@@ -69,29 +61,13 @@ export const comparison = {
   },
 };
 
-/** `[{arm, times, created, medians: round → ms}]` in the order in which the arms first ran. */
-function rowsOf(runs) {
-  const rows = new Map();
-  for (const { comparison: of, steps: steady } of runs) {
-    if (!steady.length) continue;
-    const row = rows.get(of.arm) ?? { arm: of.arm, times: [], created: [], medians: new Map() };
-    rows.set(of.arm, row);
-    row.times.push(...steady.map(({ ms }) => ms));
-    row.created.push(...steady.map(({ buffers_created: created }) => created));
-    row.medians.set(of.round, median(steady.map(({ ms }) => ms)));
-  }
-  return [...rows.values()];
-}
-
 function controlOf(rows) {
   return rows.find(({ arm }) => arm === CONTROL) ?? rows[0];
 }
 
 function ratioText({ medians }, control) {
-  const ratios = [...medians].flatMap(([round, ms]) =>
-    control.medians.has(round) ? [ms / control.medians.get(round)] : [],
-  );
+  const ratios = pairedRatios(medians, control.medians).map(({ ratio }) => ratio);
   if (!ratios.length) return "–";
-  const [middle, least, greatest] = [median(ratios), Math.min(...ratios), Math.max(...ratios)];
+  const { middle, least, greatest } = spread(ratios);
   return `${middle.toFixed(2)} [${least.toFixed(2)}, ${greatest.toFixed(2)}]`;
 }

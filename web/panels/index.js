@@ -1,10 +1,12 @@
 /** The panels of the page by place, in order. A new panel is one file here and one line below. */
+import { ab } from "./ab.js";
 import { answer } from "./answer.js";
 import { cache } from "./cache.js";
 import { comparison } from "./comparison.js";
 import { counters } from "./counters.js";
 import { chips, environment } from "./environment.js";
 import { latency } from "./latency.js";
+import { launch } from "./launch.js";
 import { memory } from "./memory.js";
 import { model } from "./model.js";
 import { pattern } from "./pattern.js";
@@ -14,6 +16,6 @@ import { sampling } from "./sampling.js";
 
 export const PLACES = {
   chips: [chips],
-  side: [model, cache, sampling, environment],
-  work: [pattern, answer, comparison, latency, pool, memory, counters, runs],
+  side: [model, cache, launch, sampling, environment],
+  work: [pattern, answer, comparison, ab, latency, pool, memory, counters, runs],
 };

@@ -118,6 +118,6 @@ function alarmText({ first, second, index }) {
     "p",
     { className: "alarm" },
     `Runs ${first.name} and ${second.name} should give the same tokens and differ from token ${number(index)} on. ` +
-      "A cache must never change the answer: please report it with both records (Export JSON).",
+      "Neither a cache nor the launch path may change the answer: please report it with both records (Export JSON).",
   );
 }
