@@ -232,7 +232,7 @@ def test_ab_runs_both_arms_in_turns_and_pairs_them(open_page: Opened) -> None:
         ["1", "20", "10", "2.00"], ["2", "26", "10", "2.60"], ["3", "24", "10", "2.40"]
     ]  # fmt: skip
     finding = page.inner_text("#ab .finding").replace("\xa0", " ")
-    assert "24 ms per token with main, 10 ms with the switches chosen: 2.40\u00d7 as fast" in finding
+    assert "Median per token: 24 ms with main, 10 ms with the switches chosen; 2.40\u00d7 as fast" in finding
     assert "3 paired rounds [2.00, 2.60]" in finding
     assert "The token ids of 6 runs are equal." in finding
     expect(page.locator("#ab .note").last).to_contain_text("chosen: submit_every 64.")

@@ -98,7 +98,7 @@ function findingOf(main, chosen, ratios, { equal }) {
   const { middle, least, greatest } = spread(ratios.map(({ ratio }) => ratio));
   const ms = ({ steps }) => milliseconds(median(steps.map((step) => step.ms)));
   return (
-    `${ms(main)} per token with ${main.arm}, ${ms(chosen)} with the switches chosen: ${middle.toFixed(2)}× as fast, ` +
+    `Median per token: ${ms(main)} with ${main.arm}, ${ms(chosen)} with the switches chosen; ${middle.toFixed(2)}× as fast, ` +
     `the median of ${plural(ratios.length, "paired round")} [${least.toFixed(2)}, ${greatest.toFixed(2)}]. ${equal}`
   );
 }
