@@ -7,17 +7,29 @@ import pytest
 from tests.browser.conftest import Lab
 
 pytestmark = pytest.mark.browser
-CONTRACT = Path(__file__).parents[1] / "contract.py"
+TESTS = Path(__file__).parents[1]
+CONTRACT = ("contract.py", "contract_steps.py")
 
 
 def test_contract(lab: Lab) -> None:
-    source = CONTRACT.read_text(encoding="utf-8") + (
-        "\nasync def main(args):"
-        "\n    from stepwell import open_device"
-        "\n    return [sorted(CHECKS), await run_all(open_device)]"
-    )
-    checks, failed = lab.run(source)
-    assert len(checks) >= 20
+    source = """
+import sys
+from pathlib import Path
+
+async def main(args):
+    folder = Path("/tmp/contract/tests")
+    folder.mkdir(parents=True)
+    for name, text in args["files"].items():
+        (folder / name).write_text(text)
+    sys.path.insert(0, str(folder.parent))
+    from stepwell import open_device
+    from tests import contract, contract_steps
+    checks = {**contract.CHECKS, **contract_steps.CHECKS}
+    return [sorted(checks), await contract.run_all(open_device, checks)]
+"""
+    files = {name: (TESTS / name).read_text(encoding="utf-8") for name in CONTRACT}
+    checks, failed = lab.run(source, files=files)
+    assert len(checks) >= 30
     assert failed == {}
 
 
@@ -56,8 +68,9 @@ from stepwell.gpu.device import Layout
 
 async def main(args):
     device = await open_device()
+    code = "@compute @workgroup_size(1)\\nfn main() { let x: u32 = 1.5; }"
     try:
-        await device.create_pipeline("@compute @workgroup_size(1)\\nfn main() { let x: u32 = 1.5; }", Layout(), "broken")
+        await device.create_pipeline(code, Layout(), "broken")
     except ShaderError as error:
         return str(error)
     finally:
@@ -99,6 +112,107 @@ async def main(args):
     return outcome
 """
     assert lab.run(source) == ["driver reset"] * 4
+
+
+def test_reads_that_fail_unseen(lab: Lab) -> None:
+    """A read that nobody awaits is no unhandled rejection, no warning of Python's, and takes no error with it."""
+    source = """
+import asyncio, gc, warnings
+from pyodide.code import run_js
+from stepwell import BufferUsage, open_device
+from stepwell.errors import UsageError
+
+async def main(args):
+    unhandled = run_js("globalThis.unhandled = []; unhandled")
+    listen = run_js("() => addEventListener('unhandledrejection', (event) => unhandled.push(String(event.reason)))")
+    listen()
+    device = await open_device()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        one, two = (device.create_buffer(16, BufferUsage.MAP_READ | BufferUsage.COPY_DST) for _ in range(2))
+        device.read_buffer(one, 0, 16)
+        device.destroy(one)
+        device.read_buffer(one, 0, 16)
+        device.write_buffer(two, 12, bytes(8))  # outside: reported late
+        first, second = device.read_buffer(two, 0, 8), device.read_buffer(two, 8, 8)
+        outcomes = []
+        await asyncio.sleep(0.05)
+        for awaitable in (second, device.wait(), device.wait()):
+            try:
+                await awaitable
+                outcomes.append("fine")
+            except UsageError as error:
+                outcomes.append("raised")
+        gc.collect()
+        await asyncio.sleep(0.05)
+    device.close()
+    return [outcomes, list(unhandled), [str(warning.message) for warning in caught]]
+"""
+    assert lab.run(source) == [["raised", "fine", "fine"], [], []]
+
+
+def test_calls_and_time_of_a_step(lab: Lab) -> None:
+    """Issuing a decode step's worth of dispatches: replay is one call of plain numbers, and less work than submit."""
+    source = """
+from time import perf_counter
+from stepwell import BufferUsage, open_device
+from stepwell.gpu.device import Binding, BindingType, Layout
+from stepwell.gpu.program import Program
+
+CODE = '''
+struct Step { position: u32, rows: u32, length: u32, reserved: u32 }
+var<immediate> step: Step;
+@group(0) @binding(1) var<storage, read_write> y: array<u32>;
+@compute @workgroup_size(1) fn main() { y[0] = step.position + KIND; }
+'''
+
+async def main(args):
+    device = await open_device()
+    data = BufferUsage.STORAGE | BufferUsage.COPY_SRC
+    layout = Layout((BindingType.STORAGE,), 1, 16)
+    pipelines = [await device.create_pipeline(CODE.replace("KIND", f"{kind}u"), layout) for kind in range(10)]
+    buffers = [device.create_buffer(64, data) for _ in range(300)]
+    groups = [device.create_bind_group(pipelines[i % 10], [Binding(buffer)]) for i, buffer in enumerate(buffers)]
+    staging = device.create_buffer(16, BufferUsage.MAP_READ | BufferUsage.COPY_DST)
+    program = Program()
+    program.scalars(1, 1, 2, staging)
+    program.begin_pass()
+    program.immediates()
+    for i, group in enumerate(groups):
+        program.dispatch(pipelines[i % 10], group, (1, 1, 1))
+    program.end_pass()
+    program.copy_out(buffers[299], 0, 4)
+    program.submit()
+    plan = device.create_plan(program.words)
+    times = {"submit": [], "replay": [], "encode": [], "queue": []}
+    calls = []
+    real = device._replay
+    device._replay = lambda *args: (calls.append(args), real(*args))
+    device.replay(plan, 1, 1, 2, staging)
+    assert [type(value) for call in calls for value in call] == [int] * 5
+    device._replay = real
+    values = []
+    for name in ["submit", "replay"] * args["rounds"]:
+        device.set_profile(spans=name == "replay")
+        start = perf_counter()
+        if name == "submit":
+            device.submit(program.words)
+        else:
+            device.replay(plan, 1, 1, 2, staging)
+        times[name].append(1e3 * (perf_counter() - start))
+        values.append(int.from_bytes(await device.read_buffer(staging, 0, 4), "little"))
+    for name, start, end in (await device.take_profile()).spans:
+        times["encode" if name == "encode" else "queue"].append(end - start)
+    device.close()
+    median = lambda values: sorted(values)[len(values) // 2]
+    return [len(calls), sorted(set(values)), {name: [median(found), min(found)] for name, found in times.items()}]
+"""
+    calls, values, times = lab.run(source, rounds=150)
+    print({name: [round(value, 3) for value in pair] for name, pair in times.items()})
+    assert calls == 1
+    assert values == [10]
+    assert times["replay"][0] < times["submit"][0]
+    assert times["encode"][0] < times["replay"][0]
 
 
 def test_upload_from_url_file_and_opfs(lab: Lab, server_url: str) -> None:

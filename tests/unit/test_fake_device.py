@@ -1,21 +1,24 @@
 """FakeDevice: the contract every Device keeps, and what only the fake does (strict rules, fault injection, log)."""
 
 import asyncio
+import gc
+import warnings
 from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from stepwell.errors import DeviceLost, OutOfMemory, ShaderError, UsageError
+from stepwell.errors import DeviceLost, MissingCapability, OutOfMemory, ShaderError, UsageError
 from stepwell.gpu.device import Binding, BindingType, BufferUsage, Device, Layout
 from stepwell.gpu.fake_device import FAKE_INFO, FakeDevice
 from stepwell.gpu.fake_objects import FakeBuffer
 from stepwell.gpu.program import Op, Program
-from tests import contract
+from tests import contract, contract_steps
 from tests.contract import DATA, STAGING, UNIFORM, words
 
 STORAGE, READ, UNIFORM_BINDING = BindingType.STORAGE, BindingType.READ_ONLY_STORAGE, BindingType.UNIFORM
+CHECKS = {**contract.CHECKS, **contract_steps.CHECKS}
 EMPTY_WGSL = "@compute @workgroup_size(1) fn main() {}"
 
 
@@ -24,12 +27,18 @@ def layout(*bindings: BindingType) -> Layout:
 
 
 async def open_fake() -> Device:
-    return FakeDevice(kernels=contract.KERNELS)
+    return FakeDevice(kernels={**contract.KERNELS, **contract_steps.KERNELS})
 
 
-@pytest.mark.parametrize("name", contract.CHECKS)
-def test_contract(name: str) -> None:
-    asyncio.run(contract.CHECKS[name](open_fake))
+async def open_without_immediates() -> Device:
+    info = replace(FAKE_INFO, immediate_bytes=0, features=frozenset())
+    return FakeDevice(info, kernels={**contract.KERNELS, **contract_steps.KERNELS})
+
+
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("open_device", [open_fake, open_without_immediates])
+def test_contract(open_device: contract.OpenDevice, name: str) -> None:
+    asyncio.run(CHECKS[name](open_device))
 
 
 def test_run_all_names_what_fails() -> None:
@@ -38,7 +47,15 @@ def test_run_all_names_what_fails() -> None:
     async def without_kernels() -> Device:
         return FakeDevice()
 
-    assert set(asyncio.run(contract.run_all(without_kernels))) == {"kernel", "bound_ranges"}
+    assert set(asyncio.run(contract.run_all(without_kernels, CHECKS))) == {
+        "kernel",
+        "bound_ranges",
+        "scalars_reach_the_shader",
+        "immediates_hold_for_one_pass",
+        "dispatch_by_length",
+        "replay_is_submit",
+        "a_dead_object_ends_its_plans",
+    }
 
 
 def submit(device: FakeDevice, *program: int) -> None:
@@ -186,14 +203,78 @@ def test_write_may_not_overtake_recorded_work() -> None:
         submit(device, *copy, Op.SUBMIT, Op.WRITE, buffer, 0, 1, 7)
 
 
+def test_only_the_range_in_use_is_out_of_reach() -> None:
+    async def run() -> None:
+        device = FakeDevice()
+        pipeline = await device.create_pipeline(EMPTY_WGSL, layout(UNIFORM_BINDING))
+        arena, target = device.create_buffer(512, UNIFORM | BufferUsage.COPY_SRC), device.create_buffer(512, DATA)
+        group = device.create_bind_group(pipeline, [Binding(arena, 256, 16)])
+        dispatch = (Op.BEGIN_PASS, Op.DISPATCH, pipeline, group, 1, 1, 1)
+        for offset, fine in ((240, True), (252, False), (256, False), (268, False), (272, True)):
+            for write in ((Op.WRITE, arena, offset, 4, 1, 2, 3, 4), (Op.PARAMS, arena, offset, 7)):
+                program = (Op.SCALARS, 1, 1, 2, 0, *dispatch, *write, Op.END_PASS, Op.SUBMIT)
+                if fine:
+                    submit(device, *program)
+                else:
+                    with pytest.raises(UsageError, match="would run before"):
+                        submit(device, *program)
+        copied = (Op.COPY, arena, 0, target, 64, 8)
+        submit(device, *copied, Op.WRITE, target, 72, 1, 1, Op.WRITE, arena, 8, 1, 1, Op.SUBMIT)
+        with pytest.raises(UsageError, match="would run before"):
+            submit(device, *copied, Op.WRITE, target, 68, 1, 1, Op.SUBMIT)
+
+    asyncio.run(run())
+
+
+def test_a_rehearsed_plan_has_no_effect() -> None:
+    device = FakeDevice()
+    a, b = (device.create_buffer(16, DATA) for _ in range(2))
+    device.write_buffer(a, 0, words(1, 2, 3, 4))
+    logged = len(device.log)
+    program = array("I", [Op.SCALARS, 2, 1, 3, 0, Op.WRITE, a, 0, 1, 9, Op.COPY_PAST, a, b, 4, Op.SUBMIT])
+    device.set_profile(spans=True)
+    plan = device.create_plan(program)
+    assert device.log[logged:] == [("create_plan", str(plan))]
+    assert device.get(a, FakeBuffer, "test").get(0, 16) == words(1, 2, 3, 4)
+    assert device.get(b, FakeBuffer, "test").data is None
+    assert asyncio.run(device.take_profile()).spans == ()
+    program[9] = 7  # the plan has words of its own
+    device.replay(plan, 1, 1, 2, 0)
+    assert device.get(b, FakeBuffer, "test").get(0, 16) == words(9, 0, 0, 0)
+    assert device.log[-5:-3] == [("replay", str(plan), "1", "1", "2", "0"), ("scalars", "1", "1", "2", "0")]
+
+
+def test_a_read_that_nobody_awaits_leaves_the_late_error_to_the_next() -> None:
+    async def run() -> None:
+        device = FakeDevice()
+        staging = device.create_buffer(16, STAGING)
+        device.fail_next_create = OutOfMemory
+        device.create_buffer(16, DATA)
+        unread, read = (device.read_buffer(staging, 0, 16) for _ in range(2))
+        with pytest.raises(OutOfMemory):
+            await read
+        del unread
+        await device.wait()
+
+    with warnings.catch_warnings(record=True) as caught:
+        asyncio.run(run())
+        gc.collect()
+    assert caught == []
+
+
+def test_timed_passes_need_a_feature() -> None:
+    device = FakeDevice(replace(FAKE_INFO, features=frozenset()))
+    device.set_profile(spans=True)
+    with pytest.raises(MissingCapability, match="timestamp-query"):
+        device.set_profile(passes=True)
+
+
 def test_mapped_buffers_are_out_of_reach() -> None:
     async def run() -> None:
         device = FakeDevice()
         data, staging = device.create_buffer(16, DATA), device.create_buffer(16, STAGING)
         device.write_buffer(staging, 0, words(3))
-        reading = asyncio.ensure_future(device.read_buffer(staging, 0, 4))
-        while not device.get(staging, FakeBuffer, "test").mapped:
-            await asyncio.sleep(0)
+        reading = device.read_buffer(staging, 0, 4)
         with pytest.raises(UsageError, match="mapped"):
             submit(device, Op.COPY, data, 0, staging, 0, 4, Op.SUBMIT)
         with pytest.raises(UsageError, match="mapped"):
@@ -203,9 +284,7 @@ def test_mapped_buffers_are_out_of_reach() -> None:
         with pytest.raises(UsageError, match="multiple of 8"):
             await device.read_buffer(staging, 4, 4)
 
-        reading = asyncio.ensure_future(device.read_buffer(staging, 0, 4))
-        while not device.get(staging, FakeBuffer, "test").mapped:
-            await asyncio.sleep(0)
+        reading = device.read_buffer(staging, 0, 4)
         device.destroy(staging)
         with pytest.raises(UsageError, match="destroyed while the read was pending"):
             await reading
@@ -259,8 +338,7 @@ def test_device_lost(how: str) -> None:
         device = FakeDevice()
         buffer, staging = device.create_buffer(16, DATA), device.create_buffer(16, STAGING)
         pipeline = await device.create_pipeline(EMPTY_WGSL, layout(READ))
-        reading = asyncio.ensure_future(device.read_buffer(staging, 0, 16))
-        await asyncio.sleep(0)
+        reading = device.read_buffer(staging, 0, 16)
         if how == "lose":
             device.lose("driver reset")
         else:

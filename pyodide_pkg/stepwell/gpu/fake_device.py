@@ -112,7 +112,7 @@ class FakeDevice:
     def create_plan(self, program: "array[int]") -> int:
         self._alive()
         rehearsal = FakeQueue(self, rehearse=True)
-        rehearsal.run(_checked(program))
+        rehearsal.run(program)
         if not rehearsal.has_scalars:
             raise UsageError("a plan begins with SCALARS: every replay brings its own.")
         handle = next(_handles)
@@ -138,7 +138,7 @@ class FakeDevice:
 
     def submit(self, program: "array[int]") -> None:
         self._alive()
-        FakeQueue(self).run(_checked(program))
+        FakeQueue(self).run(program)
 
     def replay(self, plan: int, position: int, rows: int, length: int, staging: int) -> None:
         self._alive()
@@ -250,7 +250,6 @@ class FakeDevice:
     async def _read(self, source: FakeBuffer, offset: int, nbytes: int) -> bytes | DeviceError:
         """The pending mapping.  A failure is its result: nobody may ever ask for it."""
         try:
-            await asyncio.sleep(0)
             if source.destroyed:
                 return UsageError(f"read_buffer: {source} was destroyed while the read was pending.")
             self.note("read_buffer", source.handle, offset, nbytes)
@@ -305,9 +304,3 @@ class _Read:
         if isinstance(outcome, DeviceError):
             raise outcome
         return outcome
-
-
-def _checked(program: "array[int]") -> "array[int]":
-    if program.itemsize != 4 or program.typecode not in "IL":
-        raise UsageError(f"a program is unsigned 32-bit words; this is array('{program.typecode}').")
-    return program

@@ -35,7 +35,7 @@ _OPERANDS: Mapping[int, int] = {
     Op.COPY_OUT: 3,
 }
 _OF_THE_STEP = (Op.IMMEDIATES, Op.PARAMS, Op.DISPATCH_BY_LENGTH, Op.COPY_PAST, Op.COPY_OUT)
-_ALL_SCALARS = Scalar.POSITION | Scalar.ROWS | Scalar.LENGTH
+_MASK_BITS = int(Scalar.POSITION | Scalar.ROWS | Scalar.LENGTH)
 _Object = TypeVar("_Object", FakeBuffer, FakePipeline, FakeBindGroup)
 
 
@@ -74,6 +74,8 @@ class FakeQueue:
             Op.COPY_PAST: self._copy_past,
             Op.COPY_OUT: self._copy_out,
         }
+        if words.itemsize != 4 or words.typecode not in "IL":
+            raise UsageError(f"a program is unsigned 32-bit words; this is array('{words.typecode}').")
         at = 0
         while at < len(words):
             op = words[at]
@@ -198,7 +200,7 @@ class FakeQueue:
         self.block, self.has_scalars = array("I", (position, rows, length, 0)), True
 
     def _params(self, handle: int, offset: int, mask: int) -> None:
-        if mask & ~_ALL_SCALARS:
+        if mask & ~_MASK_BITS:
             raise UsageError(f"PARAMS with mask {mask:#b}; its bits are position, rows and length.")
         masked = array("I", (word if mask >> bit & 1 else 0 for bit, word in enumerate(self.block)))
         self._write(handle, offset, masked, "PARAMS")
