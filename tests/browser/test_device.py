@@ -92,18 +92,22 @@ from stepwell.gpu.program import Op
 async def main(args):
     device = await open_device()
     buffer = device.create_buffer(16, BufferUsage.MAP_READ | BufferUsage.COPY_DST)
+    program = [Op.SCALARS, 1, 1, 2, 0, Op.BEGIN_PASS, Op.END_PASS, Op.SUBMIT]
+    plan = device.create_plan(array("I", program))
     device._js.device.destroy()      # behind the device's back
     device._js.fail("DeviceLost", "driver reset")  # what the browser reports when it was not destroy()
     outcome = []
     for call in (
         lambda: device.write_buffer(buffer, 0, bytes(16)),
         lambda: device.submit(array("I", [Op.SUBMIT])),
+        lambda: device.create_plan(array("I", program)),
+        lambda: device.replay(plan, 1, 1, 2, 0),
     ):
         try:
             call()
         except DeviceLost as error:
             outcome.append(str(error))
-    for awaitable in (device.read_buffer(buffer, 0, 16), device.wait()):
+    for awaitable in (device.read_buffer(buffer, 0, 16), device.take_profile(), device.wait()):
         try:
             await awaitable
         except DeviceLost as error:
@@ -111,7 +115,7 @@ async def main(args):
     device.close()
     return outcome
 """
-    assert lab.run(source) == ["driver reset"] * 4
+    assert lab.run(source) == ["driver reset"] * 7
 
 
 def test_reads_that_fail_unseen(lab: Lab) -> None:
@@ -211,8 +215,8 @@ async def main(args):
     print({name: [round(value, 3) for value in pair] for name, pair in times.items()})
     assert calls == 1
     assert values == [10]
-    assert times["replay"][0] < times["submit"][0]
-    assert times["encode"][0] < times["replay"][0]
+    assert times["replay"][1] < times["submit"][1]
+    assert times["encode"][1] < times["replay"][1]
 
 
 def test_upload_from_url_file_and_opfs(lab: Lab, server_url: str) -> None:

@@ -338,6 +338,7 @@ def test_device_lost(how: str) -> None:
         device = FakeDevice()
         buffer, staging = device.create_buffer(16, DATA), device.create_buffer(16, STAGING)
         pipeline = await device.create_pipeline(EMPTY_WGSL, layout(READ))
+        plan = device.create_plan(array("I", [Op.SCALARS, 1, 1, 2, 0]))
         reading = device.read_buffer(staging, 0, 16)
         if how == "lose":
             device.lose("driver reset")
@@ -350,6 +351,8 @@ def test_device_lost(how: str) -> None:
             lambda: device.write_buffer(buffer, 0, words(1)),
             lambda: device.destroy(buffer),
             lambda: submit(device, Op.SUBMIT),
+            lambda: device.create_plan(array("I", [Op.SCALARS, 1, 1, 2, 0])),
+            lambda: device.replay(plan, 1, 1, 2, 0),
         ]
         for call in calls:
             with pytest.raises(DeviceLost):
@@ -360,6 +363,7 @@ def test_device_lost(how: str) -> None:
             device.create_pipeline(EMPTY_WGSL, Layout()),
             device.read_buffer(staging, 0, 4),
             device.upload(contract.MemorySource(b""), []),
+            device.take_profile(),
         ]
         for awaitable in awaited:
             with pytest.raises(DeviceLost):

@@ -110,6 +110,7 @@ class Executor {
 
   // The plan of the `count` words that were assigned.
   createPlan(count) {
+    this.throwIfLost();
     return this.tables.addPlan(this.program.slice(0, count));
   }
 
@@ -237,7 +238,8 @@ class Executor {
 
   async takeProfile() {
     this.throwIfLost();
-    const taken = await this.profile.take();
+    const taken = this.profile.take();
+    await Promise.allSettled([taken]); // if it failed, `failure` knows better why
     await this.collect();
     this.throwFailure();
     return taken;
