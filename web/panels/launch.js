@@ -14,7 +14,7 @@ const MOST_ROUNDS = 12; // two arms of so many rounds: what runs.js keeps
 const TITLES = {
   shared_pass: "Shared compute pass",
   bind_group_cache: "Bind-group cache",
-  skip_uploads: "Skip unchanged uploads",
+  skip_uploads: "Skip equal uploads",
   replay: "Replay the recorded plan",
   width_ladder: "Prefill in fixed widths",
   submit_every: "Dispatches/submit",
@@ -34,7 +34,7 @@ const MEASURED = {
 /** name, title, what it does, whose it is */
 const MEASUREMENTS = [
   ["digest", "Digest of the logits", "16 hex digits per token; reading all logits costs time", "model-only"],
-  ["gpu_time", "GPU time", "a time stamp before and after every pass; needs the feature timestamp-query", ""],
+  ["gpu_time", "GPU time", "time stamps around every pass, where the device has timestamp-query", ""],
   ["trace", "Chrome trace", "the spans of Python, encoding, submission and waiting, for Perfetto or chrome://tracing", ""],
 ];
 
@@ -108,8 +108,9 @@ function switchRow({ name, kind, initial, summary }) {
     "label",
     { className: "option" },
     box,
-    element("span", {}, title(name), element("small", {}, summary)),
+    element("span", {}, title(name)),
     element("span", { className: "aside", dataset: { option: name } }),
+    element("small", {}, summary),
   );
 }
 
@@ -133,7 +134,8 @@ function measurement([name, label, summary, extra]) {
     "label",
     { className: `option ${extra}` },
     element("input", { type: "checkbox", name, disabled: true }),
-    element("span", {}, label, element("small", {}, summary)),
+    element("span", {}, label),
+    element("small", {}, summary),
   );
 }
 
