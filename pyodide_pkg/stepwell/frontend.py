@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+from stepwell.clock import now_ms
 from stepwell.decode.kv_cache import KV_MODES
 from stepwell.decode.kv_pattern import FIRST_POSITIONS, KVPattern
-from stepwell.decode.session import DecodeSession, Generation, TokenEvent
-from stepwell.decode.timing import now_ms
+from stepwell.decode.session import DecodeSession, Generation
+from stepwell.decode.timing import TokenEvent
 from stepwell.errors import BadRequest, StepwellError, Unsupported
 from stepwell.gpu import open_device
 from stepwell.gpu.device import ByteSource, Device
@@ -278,7 +279,7 @@ class Frontend:
         finally:
             self._running = None
             run.close()
-            launcher.bind_groups.clear()  # of this run's buffers: the next run has others
+            launcher.release_run()
             launcher.pool.flush()
 
     async def _answer(

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stepwell.decode.session import TokenEvent
+from stepwell.decode.timing import TokenEvent
 from stepwell.memory.ledger import MemoryReport
 
 SCHEMA = 1
@@ -29,7 +29,7 @@ class RunRecord:
             "position": event.position,
             "id": event.id,
             **asdict(event.timing),
-            **asdict(event.counters),
+            **(asdict(event.counters) if event.counters else {}),
         }
         if event.top_logits:
             entry["top_logits"] = [list(pair) for pair in event.top_logits]

@@ -35,9 +35,8 @@ from stepwell.launch.recorder import Launch, Recorder
 class Case:
     def __init__(self, launcher, case, poison):
         device, pool = launcher.device, launcher.pool
-        rec, ops = Recorder(), Ops(Tuning(**case["tuning"]))
-        names = {"step": pool.acquire(16, Role.UNIFORM)}
-        rec.write(names["step"], 0, case["step"])
+        rec, ops = Recorder(case["position"], case["rows"]), Ops(Tuning(**case["tuning"]))
+        names = {}
         for name, data in case["buffers"].items():
             contents = poison.to_bytes(4, "little") * data if isinstance(data, int) else b64decode(data)
             names[name] = pool.acquire(len(contents), Role.WORKSPACE, name)
@@ -111,7 +110,8 @@ class Case:
     def as_json(self) -> dict[str, Any]:
         return {
             "tuning": asdict(self.tuning),
-            "step": (self.position, self.rows, self.position + self.rows, 0),
+            "position": self.position,
+            "rows": self.rows,
             "buffers": {name: _pack(contents) for name, contents in self.buffers.items()},
             "matrices": self.matrices,
             "heads": self.heads,

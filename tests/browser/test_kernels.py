@@ -162,7 +162,7 @@ def matmul_case(shape: Matmul) -> Case:
     return Case(
         matmul_tuning(shape),
         {"x": x, "y": y, **packed(shape.format, matmul_blocks(shape))},
-        [("matmul", ("step", "x", "w", "y"), {"rows": shape.rows, "mode": shape.mode})],
+        [("matmul", ("x", "w", "y"), {"rows": shape.rows, "mode": shape.mode})],
         ("y",),
         {"w": matrix_entry(shape.format, shape.n, shape.k)},
         rows=shape.rows,
@@ -207,7 +207,7 @@ def embed_case(shape: Embed) -> Case:
     return Case(
         TUNINGS["quad"],
         {"ids": IDS, "x": poison(len(IDS), shape.width), **packed(shape.format, raw)},
-        [("embed", ("step", "ids", "x", "w", len(IDS)), {})],
+        [("embed", ("ids", "x", "w", len(IDS)), {})],
         ("x",),
         {"w": matrix_entry(shape.format, VOCAB, shape.width)},
         rows=len(IDS),
@@ -255,7 +255,7 @@ def rms_norm_case(shape: RmsNorm) -> Case:
     return Case(
         TUNINGS[shape.tuning],
         {"x": f32(x), "weight": f32(weight), "y": poison(1 if shape.last else shape.rows, shape.width)},
-        [("rms_norm", ("step", "x", "weight", "y"), options)],
+        [("rms_norm", ("x", "weight", "y"), options)],
         ("y",),
         rows=shape.rows,
     )
@@ -304,7 +304,7 @@ def rope_case(shape: Rope) -> Case:
     return Case(
         TUNINGS[shape.tuning],
         {"turns": turns, "qkv": qkv, "k": cache, "v": cache},
-        [("rope_append", ("step", "turns", "qkv", "k", "v", "geometry", shape.rows), {})],
+        [("rope_append", ("turns", "qkv", "k", "v", "geometry", shape.rows), {})],
         ("qkv", "k", "v"),
         heads={"geometry": shape.heads},
         position=shape.position,
@@ -380,13 +380,14 @@ def attention_case(shape: Attention) -> Case:
         scores = reference.attention(qkv[:, :heads], cache["k"][:length], cache["v"][:length], shape.position).scores
         qkv *= shape.top / np.abs(scores).max()
     tuning = TUNINGS[shape.tuning]
-    partials, normals = Ops(tuning).partials_bytes(Heads(*shape.heads, head_dim), shape.rows, length)
+    chunks = -(-length // tuning.attention_chunk)
+    partials, normals = Ops(tuning).partials_bytes(Heads(*shape.heads, head_dim), (shape.rows, chunks))
     out = poison(shape.rows, heads, head_dim)
-    arguments = ("step", "qkv", "k", "v", "partials", "normals", "out", "geometry")
+    arguments = ("qkv", "k", "v", "partials", "normals", "out", "geometry")
     return Case(
         tuning,
         {"qkv": f32(qkv), **cache, "partials": poison(partials // 4), "normals": poison(normals // 4), "out": out},
-        [("attention", arguments, {"rows": shape.rows, "length": length})],
+        [("attention", arguments, {"rows": shape.rows})],
         ("out", "partials", "normals"),
         heads={"geometry": (*shape.heads, head_dim)},
         position=shape.position,

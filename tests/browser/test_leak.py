@@ -27,8 +27,9 @@ async def main(args):
     await frontend.load_source('{"name": "tiny"}', BytesSource(base64.b64decode(args["model"]), "tiny"))
 
     async def run(kv, tokens, policy, **more):
+        # one context, one shape of the workspaces, which stay with their kernels
         request = {"prompt": "hello", "kv": kv, "tokens": tokens, "policy": policy, "ban_eos": True, **more}
-        await frontend.run(json.dumps(request))
+        await frontend.run(json.dumps({"context": 400, **request}))
         failures = [m for m in messages if m["type"] == "error"]
         assert not failures, failures
         produced = len(messages[-2]["record"]["tokens"])

@@ -49,6 +49,13 @@ class FaultyDevice(FakeDevice):
 
     def submit(self, program: Any) -> None:
         super().submit(program)
+        self._submitted()
+
+    def replay(self, *scalars: int) -> None:
+        super().replay(*scalars)
+        self._submitted()
+
+    def _submitted(self) -> None:
         if self.submits == self.dies_at:
             self.lose()
         self.submits += 1
@@ -72,12 +79,13 @@ class Decode:
         self.staging = self.pool.acquire(WIDTH, Role.STAGING, "readback")
 
     async def step(self, word: int) -> None:
-        pool, rec = self.pool, Recorder()
+        pool, rec = self.pool, Recorder(self.cache.length)
         pool.begin_run()
         temporary: Buffer | None = None
         try:
             rec.write(self.row, 0, [word] * (WIDTH // 4))
-            tensors = [tensor for pair in self.cache.extend(rec, 1) for tensor in pair]
+            tensors = [tensor for pair in self.cache.extend(1) for tensor in pair]
+            self.cache.carry(rec)
             temporary = pool.acquire(WIDTH, Role.ACTIVATION, "temporary")
             for tensor in tensors:
                 rec.copy(self.row, 0, tensor, self.cache.length * WIDTH, WIDTH)
@@ -102,7 +110,7 @@ class Decode:
     def check(self, device: FakeDevice) -> None:
         expected = b"".join(word.to_bytes(4, "little") * (WIDTH // 4) for word in self.history)
         assert self.cache.length == len(self.history)
-        tensors = [tensor for pair in self.cache._past for tensor in pair]
+        tensors = [tensor for pair in self.cache._sets[0] for tensor in pair]
         assert len(tensors) == 2 * LAYERS
         for tensor in tensors:
             assert device.get(tensor.id, FakeBuffer, "test").get(0, len(expected)) == expected
@@ -281,7 +289,7 @@ def test_device_loss_at_every_flush_and_a_rebuild(policy: str) -> None:
         log = EventLog()
         pool.observe(log)
         decode = Decode(device, pool)
-        held = [decode.row, *[tensor for pair in decode.cache._past for tensor in pair]]
+        held = [decode.row, *[tensor for pair in decode.cache._sets[0] for tensor in pair]]
         with pytest.raises(DeviceLost):
             await decode.run()
         assert decode.history == list(range(1, dies_at + 1)), "the step that died is not committed"
@@ -456,7 +464,8 @@ def test_out_of_memory_at_every_create_of_a_session(small_model: Path, kv: str) 
         events = await rig.decode(kv)
         assert [event.position for event in events] == [3, 4, 5, 6, 7, 8]
         rig.pool.flush()
-        assert rig.pool.in_use_bytes == before
+        assert rig.pool.in_use_bytes - rig.launcher.kernels.workspace_bytes == before
+        rig.launcher.close()
         rig.model.close()
         rig.pool.close()
         assert rig.device.table_sizes()["buffers"] == 0

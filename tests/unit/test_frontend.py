@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from harness import record as records
+from stepwell.clock import now_ms
 from stepwell.decode.kv_pattern import KVPattern
-from stepwell.decode.timing import now_ms
 from stepwell.errors import BadRequest
 from stepwell.frontend import Frontend
 from stepwell.gpu.device import Device

@@ -72,7 +72,7 @@ class Rig:
         await self.cache.ensure(uses)
         self.cache.use(uses)
         for _, _, variant in uses:
-            assert self.pipeline_lives(self.cache[variant])
+            assert self.pipeline_lives(self.cache[variant].pipeline)
         self.pool.flush()
 
     async def attention(self, width: int, chunks: int) -> Buffer:
@@ -206,7 +206,7 @@ async def test_the_least_recently_used_goes_first() -> None:
     for width in (4, 5, 6):
         await rig.step(("n", (width,), kernel(width)))
     await rig.step(("n", (4,), kernel(4)))
-    first, second, third = (rig.cache[kernel(width)] for width in (4, 5, 6))
+    first, second, third = (rig.cache[kernel(width)].pipeline for width in (4, 5, 6))
     await rig.step(("n", (7,), kernel(7)))
     assert [rig.pipeline_lives(handle) for handle in (first, second, third)] == [True, False, True]
     with pytest.raises(UsageError, match="not compiled yet"):
@@ -293,7 +293,7 @@ async def test_what_a_waiting_step_uses_stays() -> None:
     rig.device.gate.set()
     await waiting
     assert rig.cache.workspace("n", (4,), "w", 256) is mine
-    assert rig.pipeline_lives(rig.cache[kernel(4)]) and rig.pipeline_lives(rig.cache[kernel(5)])
+    assert rig.pipeline_lives(rig.cache[kernel(4)].pipeline) and rig.pipeline_lives(rig.cache[kernel(5)].pipeline)
 
 
 @asynchronous
@@ -308,7 +308,7 @@ async def test_a_kernel_that_is_evicted_while_a_step_waits_for_another_is_compil
     assert rig.cache.missing([kernel(4)]) == [kernel(4)]
     rig.device.gate.set()
     await waiting
-    assert rig.pipeline_lives(rig.cache[kernel(4)]) and rig.pipeline_lives(rig.cache[kernel(5)])
+    assert rig.pipeline_lives(rig.cache[kernel(4)].pipeline) and rig.pipeline_lives(rig.cache[kernel(5)].pipeline)
 
 
 # ---- pipelines ------------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ async def test_a_shared_pipeline_goes_with_its_last_user() -> None:
     shared = kernel(99)
     await rig.step(("a", (4,), shared), ("b", (4,), shared), ("b", (4,), kernel(1)))
     assert len(rig.cache) == rig.pipelines == 2
-    handle = rig.cache[shared]
+    handle = rig.cache[shared].pipeline
     await rig.step(("a", (5,), shared))
     await rig.step(("a", (6,), kernel(2)))
     assert rig.pipeline_lives(handle), "b still uses it"

@@ -1,9 +1,11 @@
 """The KV cache modes: who holds K and V, and what a step does to make room.
 
 K and V of a layer are f32 [position][kv_heads * head_dim] (position-major, so that growing is one plain copy).
-A step is a transaction: ``extend`` before recording, then ``commit`` once its result is back, or ``abandon``.
+A step is a transaction: ``extend`` before recording, then ``commit`` once its result is back.  Several steps can be
+under way; they commit in order, or are all abandoned.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,17 +21,31 @@ AHEAD_BYTES = 1 << 20  # smaller tensors cross together and are cheap to make: n
 
 class KVCache(Protocol):
     length: int  # positions that are filled and committed
+    stable: bool  # every step uses the same tensors
+
+    @property
+    def end(self) -> int:
+        """Positions with those of the steps under way: where the next step begins."""
 
     @property
     def class_bytes(self) -> int:
         """Reserved bytes of one K or V tensor: the size class that the staircase is about."""
 
-    def extend(self, rec: Recorder, rows: int) -> list[Pair]:
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The handles that the last step under way uses and another one may not."""
+
+    def extend(self, rows: int) -> list[Pair]:
         """Room for ``rows`` more positions: (K, V) per layer.  Raises ContextFull."""
 
-    def commit(self) -> None: ...
+    def carry(self, rec: Recorder) -> None:
+        """Record what brings the past into the tensors of the last ``extend``."""
 
-    def abandon(self) -> None: ...
+    def commit(self) -> None:
+        """The oldest step under way has its result."""
+
+    def abandon(self) -> None:
+        """No step under way has happened."""
 
     def close(self) -> None: ...
 
@@ -37,18 +53,24 @@ class KVCache(Protocol):
 class Tensors:
     """What the modes share: the geometry, acquiring a full set of K and V or nothing, and carrying the past over."""
 
+    stable = False
+
     def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
         self._pool = pool
         self._layers = layers
         self._width_bytes = width_bytes
         self._capacity = capacity
-        self._rows = 0  # of the step under way
+        self._rows: deque[int] = deque()  # of the steps under way
         self.length = 0
 
+    @property
+    def end(self) -> int:
+        return self.length + sum(self._rows)
+
     def _check_room(self, rows: int) -> None:
-        if self.length + rows > self._capacity:
+        if self.end + rows > self._capacity:
             raise ContextFull(
-                f"{self.length:,} positions are filled and {rows:,} more are wanted; the context holds "
+                f"{self.end:,} positions are filled and {rows:,} more are wanted; the context holds "
                 f"{self._capacity:,}. Ask for fewer tokens or a larger context."
             )
 
@@ -68,10 +90,9 @@ class Tensors:
 
     def _carry(self, rec: Recorder, past: list[Pair], present: list[Pair]) -> None:
         """Copy the filled positions into the larger tensors."""
-        nbytes = self.length * self._width_bytes
         for pairs in zip(past, present, strict=False):  # there is no past in the first step
             for source, target in zip(*pairs, strict=True):
-                rec.copy(source, 0, target, 0, nbytes)
+                rec.copy_past(source, target, self._width_bytes)
 
     def _release(self, pairs: list[Pair]) -> None:
         # in reverse: with LIFO free lists each site gets its own buffer back
@@ -88,40 +109,48 @@ class GrowKV(Tensors):
 
     def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
         super().__init__(pool, layers, width_bytes, capacity)
-        self._past: list[Pair] = []
-        self._present: list[Pair] = []
+        self._sets: deque[list[Pair]] = deque([[]])  # that of the committed positions, then one per step under way
 
     @property
     def class_bytes(self) -> int:
-        return self._past[0][0].size if self._past else 0
+        return self._sets[0][0][0].size if self._sets[0] else 0
 
-    def extend(self, rec: Recorder, rows: int) -> list[Pair]:
+    @property
+    def key(self) -> tuple[int, ...]:
+        return tuple([buffer.id for pairs in (self._sets[-2], self._sets[-1]) for pair in pairs for buffer in pair])
+
+    def extend(self, rows: int) -> list[Pair]:
         self._check_room(rows)
-        self._present = self._acquire(self.length + rows)
-        self._rows = rows
-        self._carry(rec, self._past, self._present)
-        return self._present
+        self._sets.append(self._acquire(self.end + rows))
+        self._rows.append(rows)
+        return self._sets[-1]
+
+    def carry(self, rec: Recorder) -> None:
+        self._carry(rec, self._sets[-2], self._sets[-1])
 
     def commit(self) -> None:
-        self._release(self._past)
-        self._past, self._present = self._present, []
-        self.length += self._rows
-        nbytes = min(self.length + AHEAD_STEPS, self._capacity) * self._width_bytes
+        self._release(self._sets.popleft())
+        self.length += self._rows.popleft()
+        nbytes = min(self.end + AHEAD_STEPS, self._capacity) * self._width_bytes
         if nbytes >= AHEAD_BYTES:
             self._pool.prepare_growth(nbytes, range(2 * self._layers), AHEAD_STEPS, at_most=1)
 
     def abandon(self) -> None:
-        self._release(self._present)
-        self._present = []
+        while self._rows:
+            self._rows.pop()
+            self._release(self._sets.pop())
 
     def close(self) -> None:
         self.abandon()
-        self._release(self._past)
-        self._past = []
+        self._release(self._sets[0])
+        self._sets[0] = []
 
 
 class StaticKV(Tensors):
     """K and V allocated once for the whole context and appended in place."""
+
+    stable = True
+    key = ()
 
     def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
         super().__init__(pool, layers, width_bytes, capacity)
@@ -131,16 +160,19 @@ class StaticKV(Tensors):
     def class_bytes(self) -> int:
         return self._tensors[0][0].size
 
-    def extend(self, rec: Recorder, rows: int) -> list[Pair]:
+    def extend(self, rows: int) -> list[Pair]:
         self._check_room(rows)
-        self._rows = rows
+        self._rows.append(rows)
         return self._tensors
 
+    def carry(self, rec: Recorder) -> None:
+        """The past is where it is."""
+
     def commit(self) -> None:
-        self.length += self._rows
+        self.length += self._rows.popleft()
 
     def abandon(self) -> None:
-        self._rows = 0
+        self._rows.clear()
 
     def close(self) -> None:
         self._release(self._tensors)

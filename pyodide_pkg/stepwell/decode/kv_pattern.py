@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from struct import unpack
 
+from stepwell.clock import now_ms
 from stepwell.decode.kv_cache import GrowKV, KVCache, Pair, Tensors
-from stepwell.decode.session import STEP_BYTES, TokenEvent
-from stepwell.decode.timing import Meter, StepTiming, now_ms
+from stepwell.decode.timing import Meter, StepTiming, TokenEvent
 from stepwell.errors import BadRequest, DeviceError
 from stepwell.kernels.ops import ceil_div
 from stepwell.kernels.tuning import tuning_for
 from stepwell.launch.launcher import Launcher
-from stepwell.launch.recorder import Recorder, Step, Variant
+from stepwell.launch.recorder import ByLength, Recorder, Step, Variant
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
 from stepwell.memory.scope import Scope
@@ -71,18 +71,24 @@ class TwinKV(Tensors):
     def class_bytes(self) -> int:
         return self._past[0][0].size
 
-    def extend(self, rec: Recorder, rows: int) -> list[Pair]:
+    @property
+    def key(self) -> tuple[int, ...]:
+        return (self._present[0][0].id,)
+
+    def extend(self, rows: int) -> list[Pair]:
         self._check_room(rows)
-        self._rows = rows
-        self._carry(rec, self._past, self._present)
+        self._rows.append(rows)
         return self._present
+
+    def carry(self, rec: Recorder) -> None:
+        self._carry(rec, self._past, self._present)
 
     def commit(self) -> None:
         self._past, self._present = self._present, self._past
-        self.length += self._rows
+        self.length += self._rows.popleft()
 
     def abandon(self) -> None:
-        self._rows = 0
+        self._rows.clear()
 
     def close(self) -> None:
         self._release(self._present)
@@ -119,7 +125,6 @@ class KVPattern:
             # with the weights, whose sizes are exact: a policy's coarse class would make 64 slots a weight of their own
             self._slots = [self._hold(_SLOT_BYTES, Role.WEIGHTS, f"sum.{site}") for site in range(self._tensors)]
             self._chain = self._hold(4 * _ROW_WORDS, Role.ACTIVATION, "chain")
-            self._step = self._hold(STEP_BYTES, Role.UNIFORM, "step")
             self._staging = self._hold(4 * self._results, Role.STAGING, "readback")
             self._cache = CACHES[kv](self._pool, WORKLOADS[name].layers, POSITION_BYTES, self.capacity)
         except BaseException:
@@ -142,11 +147,11 @@ class KVPattern:
             yield await self._token(index, self._start if index == 0 else 1)
 
     async def _token(self, index: int, rows: int) -> TokenEvent:
-        self._meter.start()
+        self._meter.take()
         start = now_ms()
         submitted, done, results = await self._pool.retrying(lambda: self._attempt(rows))
         timing = StepTiming(now_ms() - start, submitted - start, done - submitted)
-        counters = self._meter.step(self._cache.class_bytes)
+        counters = self._meter.counters(self._meter.take(), self._cache.class_bytes, "workload")
         return TokenEvent(index, self._cache.length, sum(results) & _MASK, timing, counters, ends=False)
 
     async def _attempt(self, rows: int) -> tuple[float, float, Sequence[int]]:
@@ -168,20 +173,21 @@ class KVPattern:
         return submitted, done, results
 
     def _record(self, rows: int) -> Step:
-        rec, kernels, position = Recorder(), self._kernels, self._cache.length
-        rec.write(self._step, 0, (position, rows, position + rows, 0))
+        kernels, position = self._kernels, self._cache.length
+        rec = Recorder(position, rows, self._launcher.shapes)
         if position == 0:
             for site, slot in enumerate(self._slots):
                 rec.write(slot, 0, (_salt(site), 0))
-        pairs = self._cache.extend(rec, rows)
-        kernels.seed(rec, self._step, self._chain)
+        pairs = self._cache.extend(rows)
+        self._cache.carry(rec)
+        kernels.seed(rec, self._chain)
         for layer, (k, v) in enumerate(pairs):
             scope = Scope(self._pool)
             try:
                 held = [scope.acquire(4 * words, f"intermediate.{i}") for i, words in enumerate(_INTERMEDIATE_WORDS)]
-                kernels.mix_through(rec, self._step, [self._chain, *held, self._chain])
+                kernels.mix_through(rec, [self._chain, *held, self._chain])
                 for tensor, slot in zip((k, v), self._slots[2 * layer : 2 * layer + 2], strict=True):
-                    kernels.append_and_sum(rec, self._step, tensor, slot, rows, position + rows)
+                    kernels.append_and_sum(rec, tensor, slot)
             finally:
                 scope.release()  # at the end of its layer: the next one may have the same buffers
         for site, slot in enumerate(self._slots):
@@ -241,16 +247,16 @@ class _Kernels:
     def variants(self) -> list[Variant]:
         return [self._append, self._sum, self._seed, *(variant for variant, _ in self._mixes)]
 
-    def seed(self, rec: Recorder, step: Buffer, chain: Buffer) -> None:
-        rec.launch(self._seed, (step, chain), self._grid(_ROW_WORDS))
+    def seed(self, rec: Recorder, chain: Buffer) -> None:
+        rec.launch(self._seed, (chain,), self._grid(_ROW_WORDS))
 
-    def mix_through(self, rec: Recorder, step: Buffer, buffers: Sequence[Buffer]) -> None:
+    def mix_through(self, rec: Recorder, buffers: Sequence[Buffer]) -> None:
         for (variant, grid), (x, y) in zip(self._mixes, pairwise(buffers), strict=True):
-            rec.launch(variant, (step, x, y), grid)
+            rec.launch(variant, (x, y), grid)
 
-    def append_and_sum(self, rec: Recorder, step: Buffer, tensor: Buffer, slot: Buffer, rows: int, length: int) -> None:
-        rec.launch(self._append, (step, tensor, slot), (rows, 1, 1))
-        rec.launch(self._sum, (step, tensor, slot), self._grid(length))
+    def append_and_sum(self, rec: Recorder, tensor: Buffer, slot: Buffer) -> None:
+        rec.launch(self._append, (tensor, slot), (rec.rows, 1, 1))
+        rec.launch(self._sum, (tensor, slot), ByLength(self._threads * self._per, 1, 1))
 
     def _grid(self, items: int) -> tuple[int, int, int]:
         return ceil_div(items, self._threads * self._per), 1, 1

@@ -1,27 +1,32 @@
 """A decode session: one sequence over a loaded model, token by token."""
 
-import struct
+import hashlib
 from array import array
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from stepwell.clock import now_ms
 from stepwell.decode.kv_cache import KV_MODES
 from stepwell.decode.sampling import Sampler, Sampling, top_logits
-from stepwell.decode.timing import Meter, StepCounters, StepTiming, now_ms
-from stepwell.errors import BadRequest, ContextFull, PoolError
+from stepwell.decode.stepper import PREFILL_ROWS, Flight, Stepper, Want
+from stepwell.decode.timing import NOTHING, Cost, StepTiming, TokenEvent
+from stepwell.errors import BadRequest, BudgetExceeded, ContextFull, DeviceLost, OutOfMemory, PoolError, StepwellError
 from stepwell.launch.launcher import Launcher
-from stepwell.launch.recorder import Recorder, Step
-from stepwell.memory.buffer import Buffer, Role
-from stepwell.memory.scope import Scope
+from stepwell.launch.spans import SpanLog
 from stepwell.models.llama import Llama
 
-PREFILL_ROWS = 64  # tokens per prefill step
-STEP_BYTES = 16  # of kernels/wgsl/step.wgsl
+_DIGEST_DIGITS = 16  # of SHA-256
+_FAILURES = (OutOfMemory, BudgetExceeded, DeviceLost)
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What to generate.  ``eog_ids`` end the answer unless they are banned or ignored (fed back like any token)."""
+    """What to generate.  ``eog_ids`` end the answer unless they are banned or ignored (fed back like any token).
+
+    ``digest``: a hash of every step's logits.  ``measure``: with the counters of every token; ``gpu_time``: and the
+    time of its compute passes by the GPU's clock, which waits for the GPU at every token.
+    """
 
     max_tokens: int = 64
     sampling: Sampling = field(default_factory=Sampling)
@@ -29,6 +34,9 @@ class Generation:
     ban_eos: bool = False
     ignore_eos: bool = False
     top_logits: int = 0
+    digest: bool = False
+    measure: bool = True
+    gpu_time: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -38,25 +46,23 @@ class Generation:
         if not 0 <= self.top_logits <= 1000:
             raise BadRequest(f"top_logits is {self.top_logits}; it must be 0 to 1,000.")
 
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """One generated token.  ``position`` is the number of positions in the KV cache when it was chosen."""
-
-    index: int
-    position: int
-    id: int
-    timing: StepTiming
-    counters: StepCounters
-    ends: bool  # an end-of-generation token that ends the answer
-    top_logits: tuple[tuple[int, float], ...] = ()
+    @property
+    def want(self) -> Want:
+        """A greedy choice stays on the GPU: the next step's id is already where the embedding reads it."""
+        on_gpu = self.sampling.greedy and not self.top_logits
+        return Want(on_gpu, tuple(sorted(self.eog_ids)) if self.ban_eos else (), self.digest)
 
 
 class DecodeSession:
     """Owns a sequence's KV cache and small buffers; ``close`` gives everything back to the pool."""
 
-    def __init__(self, model: Llama, launcher: Launcher, *, kv: str, context: int) -> None:
-        """``kv`` is a row of KV_MODES, ``context`` the most positions this sequence may have."""
+    def __init__(
+        self, model: Llama, launcher: Launcher, *, kv: str, context: int, spans: SpanLog | None = None
+    ) -> None:
+        """``kv`` is a row of KV_MODES, ``context`` the most positions this sequence may have.
+
+        The launcher may be any one of the model's device and pool.  ``spans`` takes what Python does, and when.
+        """
         config = model.config
         if kv not in KV_MODES:
             raise BadRequest(f"no KV mode named {kv!r}; there are {', '.join(KV_MODES)}")
@@ -65,17 +71,20 @@ class DecodeSession:
         self._model = model
         self._launcher = launcher
         self._pool = pool = launcher.pool
-        self._number = pool.new_session()
         self._context = context
-        self._meter = Meter(launcher, pool.ledger)
+        self._spans = spans
         self._cancelled = False
         self._closed = False
         self._history: list[int] = []
+        self._flights: deque[Flight] = deque()  # issued decode steps whose results are to come, oldest first
+        number = pool.new_session()
         make_cache, _ = KV_MODES[kv]
         self._cache = make_cache(pool, config.n_layers, model.kv_width_bytes, context)
-        self._step = pool.acquire(STEP_BYTES, Role.UNIFORM, "step")
-        self._ids = pool.acquire(4 * PREFILL_ROWS, Role.ACTIVATION, "ids", host=True)
-        self._staging = pool.acquire(4 * config.vocab_size, Role.STAGING, "readback")
+        try:
+            self._stepper = Stepper(model, launcher, self._cache, number, context)
+        except BaseException:
+            self._cache.close()
+            raise
 
     @property
     def length(self) -> int:
@@ -104,17 +113,12 @@ class DecodeSession:
         self, generation: Generation, prompt_rows: int, progress: Callable[[int, int], None] | None = None
     ) -> None:
         """Compile the kernels that prefill and decode will need, so that no token's time includes it."""
-        greedy = self._on_gpu(generation)
-        shapes = {min(prompt_rows, PREFILL_ROWS), prompt_rows % PREFILL_ROWS or PREFILL_ROWS, 1}
-        dry = _DryRun()
-        pairs = [(dry.buffer, dry.buffer)] * self._model.config.n_layers
-        for rows in shapes:
-            logits = self._model.record(
-                dry.rec, dry, dry.buffer, dry.buffer, pairs, rows=rows, length=rows, reach=rows, want_logits=True
-            )
-            if greedy and logits is not None:
-                self._model.choose(dry.rec, logits, dry.buffer, self._ban(generation))
-        await self._launcher.kernels.ensure(dry.rec.finish().variants, progress)
+        self._stepper.configure(generation.want, self._depth(generation))
+        reach = self.length + prompt_rows
+        uses = []
+        for rows in {min(prompt_rows, PREFILL_ROWS), prompt_rows % PREFILL_ROWS or PREFILL_ROWS, 1}:
+            uses += self._stepper.dry_run(rows, reach).uses
+        await self._launcher.kernels.ensure(uses, progress)
 
     async def generate(
         self,
@@ -124,8 +128,37 @@ class DecodeSession:
     ) -> AsyncIterator[TokenEvent]:
         """Prefill ``prompt``, then yield tokens until the end, a limit or ``cancel``.
 
-        The first event's time covers the prefill.  ``progress`` gets (prompt tokens done, in total).
+        The first event's time covers the prefill.  ``progress`` gets (prompt tokens done, in total).  A caller that
+        stops early closes the iterator (contextlib.aclosing), or what is in flight ends with the next generation.
         """
+        self._check(prompt)
+        await self._settle()
+        self._cancelled = False
+        run = _Run(generation, self._depth(generation), now_ms())
+        self._stepper.configure(run.want, run.depth)
+        self._stepper.meter.take()
+        try:
+            event = await self._prefill(list(prompt), run, progress)
+            while event is not None:
+                yield event
+                if event.ends or event.index + 1 == generation.max_tokens:
+                    return
+                event = await self._next(event, run)
+        finally:
+            await self._settle()
+
+    def close(self) -> None:
+        """Give every buffer back.  Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._flights.clear()
+        self._stepper.close()
+        self._cache.close()
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _check(self, prompt: Sequence[int]) -> None:
         if self._closed:
             raise PoolError("the session is closed: open a new one.")
         if not prompt:
@@ -135,150 +168,161 @@ class DecodeSession:
                 f"the prompt has {len(prompt):,} tokens, {self.length:,} are in the cache already; the context holds "
                 f"{self._context:,}. Shorten it or ask for a larger context."
             )
-        self._cancelled = False
-        sampler = Sampler(generation.sampling)
-        pending = list(prompt)
-        for index in range(generation.max_tokens):
-            if self._cancelled or self.length + len(pending) > self._context:
-                return
-            event = await self._token(index, pending, generation, sampler, progress)
-            if event is None:
-                return
-            yield event
-            if event.ends:
-                return
-            pending = [event.id]
 
-    async def _token(
-        self,
-        index: int,
-        pending: list[int],
-        generation: Generation,
-        sampler: Sampler,
-        progress: Callable[[int, int], None] | None,
-    ) -> TokenEvent | None:
-        """Run ``pending`` through the model in steps and choose the next token; None if cancelled in between."""
-        self._meter.start()
-        start = now_ms()
-        encode_ms = wait_ms = 0.0
-        data = b""
-        on_gpu = self._on_gpu(generation)
-        for first in range(0, len(pending), PREFILL_ROWS):
-            rows = pending[first : first + PREFILL_ROWS]
-            last = first + len(rows) == len(pending)
-            upload = not (on_gpu and index)
-            encoded, waited, data = await self._run(rows, generation, upload=upload, on_gpu=on_gpu, last=last)
-            encode_ms += encoded
-            wait_ms += waited
-            if not index and progress is not None:
-                progress(first + len(rows), len(pending))
-            if self._cancelled and not last:
-                return None
-        best: list[tuple[int, float]] = []
-        if on_gpu:
-            (token,) = struct.unpack("<I", data)
-        else:
-            logits = array("f", data)
-            best = top_logits(logits, generation.top_logits)
-            token = sampler.choose(logits, self._ban(generation))
-        timing = StepTiming(now_ms() - start, encode_ms, wait_ms)
-        counters = self._meter.step(self._cache.class_bytes)
-        ends = token in generation.eog_ids and not generation.ignore_eos
-        return TokenEvent(index, self.length, token, timing, counters, ends, tuple(best))
+    def _depth(self, generation: Generation) -> int:
+        """How many steps to run ahead of the token that is awaited.
 
-    @staticmethod
-    def _on_gpu(generation: Generation) -> bool:
-        """A greedy choice stays on the GPU: the next step's id is already where the embedding reads it."""
-        return generation.sampling.greedy and not generation.top_logits
-
-    @staticmethod
-    def _ban(generation: Generation) -> tuple[int, ...]:
-        return tuple(sorted(generation.eog_ids)) if generation.ban_eos else ()
-
-    async def _run(
-        self, ids: Sequence[int], generation: Generation, *, upload: bool, on_gpu: bool, last: bool
-    ) -> tuple[float, float, bytes]:
-        """One step: (encode ms, wait ms, bytes read back).  Not ``upload``: the id is on the GPU already.
-
-        When memory runs out the step is run once more, with its ids from the host: what the failed one left on the
-        GPU is not trusted.
+        None where the host chooses the token.  A growing cache would need one more set of tensors for each.
         """
-        attempts = 0
+        if not generation.want.on_gpu:
+            return 0
+        depth = self._launcher.options.readback_depth
+        if depth is None:
+            return 1 if self._cache.stable else 0
+        return depth
 
-        async def attempt() -> tuple[float, float, bytes]:
-            nonlocal attempts
-            attempts += 1
-            uploaded = ids if upload or attempts > 1 else None
-            return await self._attempt(uploaded, len(ids), generation, on_gpu=on_gpu, last=last)
+    async def _prefill(
+        self, prompt: list[int], run: "_Run", progress: Callable[[int, int], None] | None
+    ) -> TokenEvent | None:
+        """Read the prompt and choose the first token; None if cancelled in between."""
+        end = self.length + len(prompt)
+        data = b""
+        for first in range(0, len(prompt), PREFILL_ROWS):
+            rows = prompt[first : first + PREFILL_ROWS]
+            done = first + len(rows)
+            data = await self._pool.retrying(lambda: self._alone(rows, run, end, last=done == len(prompt)))  # noqa: B023
+            self._history += rows
+            if progress is not None:
+                progress(done, len(prompt))
+            if self._cancelled and done < len(prompt):
+                return None
+        return await self._event(0, data, run, "prefill")
 
-        result = await self._pool.retrying(attempt)
-        self._history += ids
-        return result
-
-    async def _attempt(
-        self, ids: Sequence[int] | None, rows: int, generation: Generation, *, on_gpu: bool, last: bool
-    ) -> tuple[float, float, bytes]:
-        """A step as a transaction: it commits, or raises and has given everything back."""
-        start = now_ms()
-        self._pool.begin_run(self._number)
-        scope = Scope(self._pool)
+    async def _alone(self, ids: Sequence[int], run: "_Run", end: int, *, last: bool) -> bytes:
+        """One step as a transaction, with nothing else in flight: it commits, or has given everything back."""
+        flight = await self._stepper.issue(ids, len(ids), reach=end, last=last, live=True)
         try:
-            step, nbytes = self._record(scope, ids, rows, generation, on_gpu=on_gpu, last=last)
-            if self._launcher.kernels.missing(step.variants):
-                await self._launcher.prepare(step)
-            self._launcher.submit(step)
-            submitted = now_ms()
-            if last:
-                data = await self._launcher.read(self._staging, nbytes)
-            else:
-                data = b""
-                await self._launcher.wait()  # one prefill step at a time: cancel stays quick
+            data = await self._result(flight, run)
         except BaseException:
-            scope.release()
-            self._cache.abandon()
+            self._stepper.abandon()
             raise
-        scope.release()
         self._cache.commit()
         self._launcher.touch_ahead()
-        return submitted - start, now_ms() - submitted, data
+        return data
 
-    def _record(
-        self, scope: Scope, ids: Sequence[int] | None, rows: int, generation: Generation, *, on_gpu: bool, last: bool
-    ) -> tuple[Step, int]:
-        rec = Recorder()
-        position = self.length
-        rec.write(self._step, 0, (position, rows, position + rows, 0))
-        if ids is not None:
-            rec.write(self._ids, 0, ids)
-        kv = self._cache.extend(rec, rows)
-        logits = self._model.record(
-            rec, scope, self._step, self._ids, kv,
-            rows=rows, length=position + rows, reach=self._context, want_logits=last,
-        )  # fmt: skip
-        nbytes = 0
-        if logits is not None:
-            source, nbytes = (self._ids, 4) if on_gpu else (logits, 4 * self._model.config.vocab_size)
-            if on_gpu:
-                self._model.choose(rec, logits, self._ids, self._ban(generation))
-            rec.copy(source, 0, self._staging, 0, nbytes)
-        return rec.finish(), nbytes
+    async def _next(self, before: TokenEvent, run: "_Run") -> TokenEvent | None:
+        """The token after ``before``, while later ones are on their way; None if cancelled or the context is full."""
+        try:
+            await self._issue_ahead(before, run)
+            if self._cancelled or not self._flights:
+                return None
+            flight = self._flights[0]
+            data = await self._result(flight, run)
+            self._flights.popleft()
+            self._cache.commit()
+            self._launcher.touch_ahead()
+            refused = flight.refused
+        except _FAILURES as failure:
+            data, refused = await self._once_more(before.id, failure, run), "retried"
+        self._history.append(before.id)
+        return await self._event(before.index + 1, data, run, refused)
 
-    def close(self) -> None:
-        """Give every buffer back.  Safe to call twice."""
-        if self._closed:
-            return
-        self._closed = True
-        self._cache.close()
-        for buffer in (self._staging, self._ids, self._step):
-            self._pool.release(buffer)
+    async def _issue_ahead(self, before: TokenEvent, run: "_Run") -> None:
+        flights, stepper = self._flights, self._stepper
+        while not self._cancelled and before.index + 1 + len(flights) < run.generation.max_tokens:
+            if self._cache.end >= self._context:
+                return
+            if flights and (len(flights) > run.depth or stepper.wants_record):
+                return
+            known = before.id if not flights else None
+            ids = None if run.want.on_gpu else [before.id]
+            flights.append(await stepper.issue(ids, 1, token=known))
+
+    async def _once_more(self, token: int, failure: StepwellError, run: "_Run") -> bytes:
+        """The step of ``token`` after a failure of it or of a later one: alone, with the id from the host.
+
+        What the failed ones left on the GPU is not trusted.
+        """
+        await self._settle()
+        self._stepper.abandon()
+        failures = [failure]
+
+        async def attempt() -> bytes:
+            if failures:
+                raise failures.pop()
+            return await self._alone([token], run, self._context, last=True)
+
+        return await self._pool.retrying(attempt)
+
+    async def _settle(self) -> None:
+        """Abandon what is in flight, once the GPU is done with it."""
+        while self._flights:
+            read = self._flights.popleft().read
+            if read is not None:
+                try:
+                    await read
+                except StepwellError:
+                    continue  # of a step that has not happened
+        if not self._closed:
+            self._cache.abandon()
+
+    async def _result(self, flight: Flight, run: "_Run") -> bytes:
+        """Await what a step brings back, and account for its time."""
+        waiting = now_ms()
+        if flight.read is not None:
+            data = await flight.read
+        else:
+            data = b""
+            await self._launcher.wait()  # one prefill step at a time: cancel stays quick
+        done = now_ms()
+        run.cost += flight.cost
+        run.encode_ms += flight.encode_ms
+        run.wait_ms += done - waiting
+        if self._spans is not None:
+            name = "record and submit" if flight.refused else "replay"
+            self._spans.add("python", name, *flight.issued_ms, refused=flight.refused)
+            self._spans.add("python", "wait", waiting, done)
+        return data
+
+    async def _event(self, index: int, data: bytes, run: "_Run", refused: str | None) -> TokenEvent:
+        generation = run.generation
+        token, logits = run.want.split(data)
+        best: list[tuple[int, float]] = []
+        if token is None:
+            values = array("f", logits)
+            best = top_logits(values, generation.top_logits)
+            token = run.sampler.choose(values, run.want.ban)
+        digest = hashlib.sha256(logits).hexdigest()[:_DIGEST_DIGITS] if generation.digest else ""
+        counters = None
+        if generation.measure:
+            gpu_ms = await self._gpu_ms() if generation.gpu_time else None
+            run.cost += self._stepper.meter.take()
+            counters = self._stepper.meter.counters(run.cost, self._cache.class_bytes, refused, gpu_ms)
+        ends = token in generation.eog_ids and not generation.ignore_eos
+        return TokenEvent(index, self.length, token, run.lap(), counters, ends, tuple(best), digest)
+
+    async def _gpu_ms(self) -> float:
+        profile = await self._launcher.device.take_profile()
+        if self._spans is not None:
+            self._spans.add_profile(profile)
+        return sum(profile.passes_us) / 1000
 
 
-class _DryRun:
-    """Stands in for a step's scope when only the variants of a recording are wanted: no buffer is acquired."""
+class _Run:
+    """One generation under way."""
 
-    def __init__(self) -> None:
-        self.rec = Recorder()
-        self.buffer = Buffer(0, 0, 0, Role.ACTIVATION)
+    def __init__(self, generation: Generation, depth: int, start_ms: float) -> None:
+        self.generation, self.want, self.depth = generation, generation.want, depth
+        self.sampler = Sampler(generation.sampling)
+        self.encode_ms = self.wait_ms = 0.0
+        self.cost: Cost = NOTHING  # of the token that is awaited
+        self._last_ms = start_ms
 
-    def acquire(self, nbytes: int, label: str) -> Buffer:
-        return self.buffer
+    def lap(self) -> StepTiming:
+        """The time since the token before, which is now over."""
+        now = now_ms()
+        timing = StepTiming(now - self._last_ms, self.encode_ms, self.wait_ms)
+        self._last_ms = now
+        self.encode_ms = self.wait_ms = 0.0
+        self.cost = NOTHING
+        return timing

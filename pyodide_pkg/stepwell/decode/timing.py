@@ -1,30 +1,39 @@
 """One record per token: what it took and what it cost."""
 
-import time
 from dataclasses import dataclass
 
+from stepwell.launch.counters import Counters
 from stepwell.launch.launcher import Launcher
 from stepwell.memory.ledger import Ledger
 
 
-def now_ms() -> float:
-    return 1000 * time.perf_counter()
-
-
 @dataclass(frozen=True, slots=True)
 class StepCounters:
-    """GPU work and memory traffic of one step; ``reserved_bytes`` and ``in_use_bytes`` are levels at its end."""
+    """GPU work and memory traffic of one token's step; ``reserved_bytes`` and ``in_use_bytes`` are levels at its end.
+
+    ``refused`` is why the step was not a replay, None if it was one.  ``gpu_ms`` is the time of the compute passes by
+    the GPU's clock, None unless that was asked for.
+    """
 
     launches: int
     passes: int
+    encoders: int
     submits: int
+    syncs: int
     copies: int
     bind_groups_created: int
     bind_groups_reused: int
+    bind_groups_evicted: int
     uploads: int
+    uploads_skipped: int
     upload_bytes: int
+    immediates: int
+    immediates_bytes: int
     readbacks: int
     readback_bytes: int
+    replayed: int
+    refused: str | None
+    gpu_ms: float | None
     buffers_created: int
     bytes_created: int
     buffers_destroyed: int
@@ -38,17 +47,31 @@ class StepCounters:
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Milliseconds of one token: ``encode_ms`` recording and submitting, ``wait_ms`` until its bytes were back."""
+    """Milliseconds of one token: ``ms`` since the token before (the first: since the start), ``encode_ms`` recording
+    and submitting its step, ``wait_ms`` waiting for its bytes."""
 
     ms: float
     encode_ms: float
     wait_ms: float
 
 
-_LAUNCHER = (
-    "launches", "passes", "submits", "copies", "bind_groups_created", "bind_groups_reused", "uploads", "upload_bytes",
-    "readbacks", "readback_bytes",
-)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token.  ``position`` is the number of positions in the KV cache when it was chosen.
+
+    ``counters`` is None when nothing was to be measured.  ``digest``: of the logits, if asked for.
+    """
+
+    index: int
+    position: int
+    id: int
+    timing: StepTiming
+    counters: StepCounters | None
+    ends: bool  # an end-of-generation token that ends the answer
+    top_logits: tuple[tuple[int, float], ...] = ()
+    digest: str = ""
+
+
 _POOL = {
     "buffers_created": "created",
     "bytes_created": "bytes_created",
@@ -59,26 +82,48 @@ _POOL = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What was issued, and what the pool did."""
+
+    issued: Counters
+    moved: tuple[int, ...]  # in the order of _POOL
+
+    def __add__(self, other: "Cost") -> "Cost":
+        issued = self.issued.copy()
+        issued.add(other.issued)
+        return Cost(issued, tuple(a + b for a, b in zip(self.moved, other.moved, strict=True)))
+
+
+NOTHING = Cost(Counters(), (0,) * len(_POOL))
+
+
 class Meter:
-    """Takes the differences of the cumulative counters from step to step."""
+    """Takes the differences of the cumulative counters."""
 
     def __init__(self, launcher: Launcher, ledger: Ledger) -> None:
         self._counters = launcher.counters
         self._ledger = ledger
-        self._before = self._read()
+        self._issued, self._moved = launcher.counters.copy(), self._now()
 
-    def _read(self) -> dict[str, int]:
-        counts = {name: getattr(self._counters, name) for name in _LAUNCHER}
-        return counts | {name: getattr(self._ledger, attribute) for name, attribute in _POOL.items()}
+    def take(self) -> Cost:
+        """What happened since the last ``take``."""
+        before, self._issued = self._issued, self._counters.copy()
+        moved, self._moved = self._moved, self._now()
+        return Cost(self._issued.since(before), tuple(a - b for a, b in zip(self._moved, moved, strict=True)))
 
-    def start(self) -> None:
-        self._before = self._read()
+    def _now(self) -> tuple[int, ...]:
+        return tuple(getattr(self._ledger, name) for name in _POOL.values())
 
-    def step(self, kv_class_bytes: int) -> StepCounters:
-        """What happened since ``start``."""
-        before = self._before
+    def counters(
+        self, cost: Cost, kv_class_bytes: int, refused: str | None, gpu_ms: float | None = None
+    ) -> StepCounters:
+        """The record of a step that cost so much."""
         return StepCounters(
-            **{name: value - before[name] for name, value in self._read().items()},
+            **cost.issued.as_dict(),
+            **dict(zip(_POOL, cost.moved, strict=True)),
+            refused=refused,
+            gpu_ms=gpu_ms,
             kv_class_bytes=kv_class_bytes,
             reserved_bytes=self._ledger.reserved_bytes,
             in_use_bytes=self._ledger.in_use_bytes,

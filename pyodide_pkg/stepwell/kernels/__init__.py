@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from stepwell.errors import BadRequest
 from stepwell.gpu.device import BindingType, Layout
-from stepwell.gpu.program import STEP_BYTES
+from stepwell.gpu.program import STEP_BYTES, Scalar
 
 if TYPE_CHECKING:
     import jinja2
@@ -35,6 +35,11 @@ _BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storag
 _IMMEDIATE = re.compile(r"var<\s*immediate\s*>\s*\w+\s*:\s*(\w+)")
 
 
+_COMMENT = re.compile(r"//.*")
+_STEP = re.compile(r"var<\s*(uniform|immediate)\s*>\s*step\b")
+_FIELDS = {"position": Scalar.POSITION, "rows": Scalar.ROWS, "length": Scalar.LENGTH}
+
+
 @cache
 def _environment() -> "jinja2.Environment":
     import jinja2  # here, not at the top: pages that only allocate never pay for it
@@ -52,13 +57,16 @@ def _environment() -> "jinja2.Environment":
 
 
 def render(kernel: str, constants: Mapping[str, object]) -> str:
-    """The WGSL of one variant.  BadRequest for a constant that is missing, of the wrong type, or no known choice."""
+    """The WGSL of one variant.  BadRequest for a constant that is missing, of the wrong type, or no known choice.
+
+    ``immediates`` (false): the step block is in immediates, not in a uniform.
+    """
     import jinja2
 
     if kernel not in KERNELS:
         raise BadRequest(f"no kernel named {kernel!r}; there are {', '.join(KERNELS)}")
     try:
-        return _environment().get_template(f"{kernel}.wgsl").render(constants)
+        return _environment().get_template(f"{kernel}.wgsl").render({"immediates": False, **constants})
     except (jinja2.UndefinedError, TypeError) as error:
         raise BadRequest(f"kernel {kernel}: {error}; the constants are {dict(constants)}") from error
 
@@ -83,3 +91,11 @@ def layout_of(wgsl: str) -> Layout:
     }
     bindings = tuple(kinds[found[number]] for number in sorted(found))
     return Layout(bindings, first, STEP_BYTES if immediates else 0)
+
+
+def fields_of(wgsl: str) -> Scalar | None:
+    """Which of the step's scalars a shader reads; None if it has no step block at all."""
+    code = _COMMENT.sub("", wgsl)
+    if not _STEP.search(code):
+        return None
+    return Scalar(sum(field for name, field in _FIELDS.items() if f"step.{name}" in code))

@@ -1,14 +1,15 @@
 """The operations of a transformer step as recorder calls: each picks its kernel variant and its grid.
 
-Shapes: ``rows`` are the tokens of this step; activations are f32, row-major.  ``step`` is the 16-byte uniform of
-``wgsl/step.wgsl``.
+Shapes: ``rows`` are the tokens of this step; activations are f32, row-major.  Position, rows and length reach every
+kernel with its launch (``wgsl/step.wgsl``).  ``node`` names the operation of the model's graph: launches of one node
+share a bounded set of variants.
 """
 
 from dataclasses import dataclass
 
 from stepwell.errors import BadRequest
 from stepwell.kernels.tuning import Tuning
-from stepwell.launch.recorder import Recorder, Variant
+from stepwell.launch.recorder import ByLength, Recorder, Variant
 from stepwell.memory.buffer import Buffer
 
 REPACK_THREADS = 64  # so that a vocabulary of 262,144 rows and more stays below 65,535 workgroups
@@ -74,16 +75,25 @@ class Ops:
         )
         rec.launch(Variant("repack", constants), (raw, *matrix.buffers), (ceil_div(rows, threads), matrix.k // 32, 1))
 
-    def embed(self, rec: Recorder, step: Buffer, ids: Buffer, x: Buffer, table: Matrix, rows: int) -> None:
+    def embed(self, rec: Recorder, ids: Buffer, x: Buffer, table: Matrix, rows: int) -> None:
         """x[rows][k] = rows of the table that ``ids`` name."""
         blocks = table.k // 32
         constants = (("format", table.format), ("width", table.k), ("vocab", table.n), ("threads", 32))
-        rec.launch(Variant("embed", constants), (step, ids, x, *table.buffers), (ceil_div(blocks, 32), rows, 1))
+        grid = (ceil_div(blocks, 32), rows, 1)
+        rec.launch(Variant("embed", constants), (ids, x, *table.buffers), grid, "embed")
 
     def rms_norm(
-        self, rec: Recorder, step: Buffer, x: Buffer, weight: Buffer, y: Buffer, *,
-        width: int, eps: float, rows: int, last: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        rec: Recorder,
+        x: Buffer,
+        weight: Buffer,
+        y: Buffer,
+        *,
+        width: int,
+        eps: float,
+        rows: int,
+        last: bool = False,
+    ) -> None:
         """y = RMSNorm(x); with ``last`` only the step's last row, into row 0 of ``y``."""
         tuning = self.tuning
         constants = (
@@ -93,60 +103,70 @@ class Ops:
             ("subgroups", tuning.subgroups),
             ("last", last),
         )
-        rec.launch(Variant("rms_norm", constants), (step, x, weight, y), (1 if last else rows, 1, 1))
+        node, rows = ("last_norm", 1) if last else ("norm", rows)
+        rec.launch(Variant("rms_norm", constants), (x, weight, y), (rows, 1, 1), node, (rec.shapes.width(rows),))
 
     def matmul(
-        self, rec: Recorder, step: Buffer, x: Buffer, matrix: Matrix, y: Buffer, *, rows: int, mode: str = "plain"
+        self, rec: Recorder, x: Buffer, matrix: Matrix, y: Buffer, *, rows: int, mode: str = "plain", node: str = ""
     ) -> None:
         """y[rows][n] = x[rows][k] W^T; ``residual`` adds to y; ``swiglu`` gives y[rows][n/2] = silu(gate) * up."""
         tuning = self.tuning
         tile = 1 if rows == 1 else tuning.tile
         outputs = matrix.n // 2 if mode == "swiglu" else matrix.n
-        shape = (("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("mode", mode), ("tile", tile))
+        shape = (rec.shapes.width(rows),)
+        constants = (("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("mode", mode), ("tile", tile))
         if tuning.matmul == "quad":
             per = tuning.outputs_per_thread if tile == 1 else tuning.outputs_per_thread_of_tile
             if mode == "swiglu":
                 per = max(1, per * 2 // 3) if tile == 1 else max(1, per // 2)  # each output takes two rows of W
-            variant = Variant("matmul_quad", (*shape, ("per", per), ("subgroups", tuning.subgroups)))
+            variant = Variant("matmul_quad", (*constants, ("per", per), ("subgroups", tuning.subgroups)))
             wide = 4 * per
         else:
             wide = tuning.split_outputs
             blocks = matrix.k // 32
             splits = ceil_div(blocks, ceil_div(blocks, tuning.split_threads // wide))  # as even as it gets
-            variant = Variant("matmul_split", (*shape, ("wide", wide), ("splits", splits)))
-        rec.launch(variant, (step, x, y, *matrix.buffers), (ceil_div(outputs, wide), ceil_div(rows, tile), 1))
+            variant = Variant("matmul_split", (*constants, ("wide", wide), ("splits", splits)))
+        rec.launch(variant, (x, y, *matrix.buffers), (ceil_div(outputs, wide), ceil_div(rows, tile), 1), node, shape)
 
     def rope_append(
-        self, rec: Recorder, step: Buffer, turns: Buffer, qkv: Buffer, k: Buffer, v: Buffer, heads: Heads, rows: int
+        self, rec: Recorder, turns: Buffer, qkv: Buffer, k: Buffer, v: Buffer, heads: Heads, rows: int
     ) -> None:
         """Rotate q in ``qkv``; rotate k and append k and v to the caches [position][kv_heads * head_dim]."""
         threads = self.tuning.elementwise_threads
         pairs = (heads.heads + 2 * heads.kv_heads) * heads.head_dim // 2
         constants = (*heads.constants(), ("rope_dim", heads.rope_dim), ("threads", threads))
-        rec.launch(Variant("rope_append", constants), (step, turns, qkv, k, v), (ceil_div(pairs, threads), rows, 1))
+        grid = (ceil_div(pairs, threads), rows, 1)
+        rec.launch(Variant("rope_append", constants), (turns, qkv, k, v), grid, "rope_append")
 
-    def partials_bytes(self, heads: Heads, rows: int, length: int) -> tuple[int, int]:
-        """Bytes of attention's two intermediates: the partial values and their (maximum, sum) pairs."""
-        parts = rows * ceil_div(length, self.tuning.attention_chunk) * heads.heads
+    def attention_shape(self, rec: Recorder, length: int) -> tuple[int, int]:
+        """The shape class of attention over ``length`` positions: the step's width, and chunks of positions."""
+        return rec.shapes.width(rec.rows), rec.shapes.chunks(ceil_div(length, self.tuning.attention_chunk))
+
+    def partials_bytes(self, heads: Heads, shape: tuple[int, int]) -> tuple[int, int]:
+        """Bytes of attention's two workspaces: the partial values and their (maximum, sum) pairs."""
+        parts = shape[0] * shape[1] * heads.heads
         return 4 * parts * heads.head_dim, 8 * parts
 
     def attention(
-        self, rec: Recorder, step: Buffer, qkv: Buffer, k: Buffer, v: Buffer, partials: Buffer, normals: Buffer,
-        out: Buffer, heads: Heads, *, rows: int, length: int,
+        self, rec: Recorder, qkv: Buffer, k: Buffer, v: Buffer, partials: Buffer, normals: Buffer, out: Buffer,
+        heads: Heads, *, rows: int, shape: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        """out[rows][heads * head_dim]: causal grouped-query attention over the caches' first ``length`` positions."""
+        """out[rows][heads * head_dim]: causal grouped-query attention over the positions up to the step's end.
+
+        ``shape`` is the class that the workspaces were made for.
+        """
         tuning = self.tuning
         chunk = ("chunk", tuning.attention_chunk)
         quads = tuning.subgroups and heads.head_dim % 16 == 0  # the quad kernel shares heads out in 16s
         variant = Variant("attention_quad" if quads else "attention_split", (*heads.constants(), chunk))
-        chunks = ceil_div(length, tuning.attention_chunk)
-        rec.launch(variant, (step, qkv, k, v, partials, normals), (chunks, heads.kv_heads, rows))
+        chunks = ByLength(tuning.attention_chunk, heads.kv_heads, rows)
+        rec.launch(variant, (qkv, k, v, partials, normals), chunks, "attention", shape)
         threads = tuning.elementwise_threads
         merge = Variant("attention_merge", (*heads.constants(), chunk, ("threads", threads)))
         grid = (ceil_div(heads.heads * heads.head_dim // 4, threads), rows, 1)
-        rec.launch(merge, (step, partials, normals, out), grid)
+        rec.launch(merge, (partials, normals, out), grid, "attention", shape)
 
     def argmax(self, rec: Recorder, logits: Buffer, token: Buffer, *, size: int, ban: tuple[int, ...]) -> None:
         """token[0] = the id of the largest logit outside ``ban``."""
         constants = (("size", size), ("ban", ban), ("threads", self.tuning.argmax_threads))
-        rec.launch(Variant("argmax", constants), (logits, token), (1, 1, 1))
+        rec.launch(Variant("argmax", constants), (logits, token), (1, 1, 1), "argmax", (1,))

@@ -1,48 +1,85 @@
 """The bind-group cache: a decode step binds the same buffers as the step before.
 
-Keys are exact tuples (pipeline, buffer, …) of handles.  Handles are never reused, so an entry of a destroyed buffer is
-unreachable and needs no invalidation: it leaves by least recent use.  The bound must exceed the launches of one step,
-or a cyclic scan misses every time.
+Keys are exact tuples of a pipeline's handle, the buffers' handles in binding order (with offset and size where a part
+is bound) and the parameter slot, if any; parameter *values* are not in it.  Handles are never reused, not even by
+another device, so an entry of a destroyed buffer is unreachable and needs no invalidation, and several launchers can
+share one cache: what is dead leaves by least recent use.  The bound must exceed the launches of one step, or a cyclic
+scan misses every time.
 """
 
+import warnings
 from collections.abc import Callable
 
+from stepwell.errors import BadRequest
 from stepwell.gpu.device import Binding, Device
 from stepwell.launch.counters import Counters
 
 DEFAULT_BIND_GROUPS = 2048
+Entries = tuple[int | Binding, ...]
+"""What a launch binds, in order: a buffer as a whole, or a part of one."""
+
+
+def create_bind_group(device: Device, pipeline: int, buffers: Entries, slot: Binding | None) -> int:
+    """A bind group of ``buffers``, behind the parameter slot if the pipeline has one."""
+    entries = [entry if isinstance(entry, Binding) else Binding(entry) for entry in buffers]
+    return device.create_bind_group(pipeline, entries if slot is None else [slot, *entries])
 
 
 class BindGroupCache:
-    def __init__(self, device: Device, counters: Counters, bound: int = DEFAULT_BIND_GROUPS) -> None:
+    """At most ``bound`` bind groups of any number of devices; the least recently used one makes room."""
+
+    def __init__(self, bound: int = DEFAULT_BIND_GROUPS) -> None:
         if bound < 1:
-            raise ValueError(f"a cache of {bound} bind groups holds nothing")
-        self._device = device
-        self._counters = counters
-        self._bound = bound
-        self._groups: dict[tuple[int, tuple[int, ...]], int] = {}  # in order of use: oldest first
-        self._destroy: Callable[[int], None] = device.destroy
+            raise BadRequest(f"a cache of {bound} bind groups holds nothing; ask for 1 or more.")
+        self.bound = bound
+        self.on_evict: list[Callable[[int], None]] = []  # told a group's handle before it is destroyed
+        self._groups: dict[tuple[int, Entries, Binding | None], tuple[int, Device]] = {}  # oldest use first
+        self._warned = False
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def get(self, pipeline: int, buffers: tuple[int, ...]) -> int:
-        """The bind group of these whole buffers for this pipeline."""
-        key = (pipeline, buffers)
+    def get(
+        self, device: Device, counters: Counters, pipeline: int, buffers: Entries, slot: Binding | None = None
+    ) -> int:
+        """The bind group of these buffers for this pipeline."""
+        key = (pipeline, buffers, slot)
         groups = self._groups
-        handle = groups.pop(key, None)
-        if handle is None:
-            handle = self._device.create_bind_group(pipeline, [Binding(buffer) for buffer in buffers])
-            self._counters.bind_groups_created += 1
-            if len(groups) >= self._bound:
-                self._destroy(groups.pop(next(iter(groups))))
-                self._counters.bind_groups_evicted += 1
+        entry = groups.pop(key, None)
+        if entry is None:
+            entry = (create_bind_group(device, pipeline, buffers, slot), device)
+            counters.bind_groups_created += 1
+            if len(groups) >= self.bound:
+                self._destroy(*groups.pop(next(iter(groups))))
+                counters.bind_groups_evicted += 1
         else:
-            self._counters.bind_groups_reused += 1
-        groups[key] = handle
-        return handle
+            counters.bind_groups_reused += 1
+        groups[key] = entry
+        return entry[0]
 
-    def clear(self) -> None:
-        for handle in self._groups.values():
-            self._destroy(handle)
-        self._groups.clear()
+    def expect(self, launches: int) -> None:
+        """A step of so many launches is about to be issued: warn, once, when two of them would not fit."""
+        if 2 * launches > self.bound and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"a step of {launches:,} launches and a cache of {self.bound:,} bind groups: it should hold two steps' "
+                f"worth, or every launch may miss. Set bind_groups to {2 * launches:,} or more.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def clear(self, device: Device | None = None) -> None:
+        """Destroy every group, or those of one device."""
+        for key, (handle, owner) in list(self._groups.items()):
+            if device is None or owner is device:
+                del self._groups[key]
+                self._destroy(handle, owner)
+
+    def forget(self, device: Device) -> None:
+        """The device is gone, and its groups with it."""
+        self._groups = {key: entry for key, entry in self._groups.items() if entry[1] is not device}
+
+    def _destroy(self, handle: int, device: Device) -> None:
+        for told in self.on_evict:
+            told(handle)
+        device.destroy(handle)

@@ -14,10 +14,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stepwell.errors import DeviceLost, UsageError
-from stepwell.gpu.device import Device
-from stepwell.kernels import layout_of, render
+from stepwell.gpu.device import Device, Layout
+from stepwell.gpu.program import Scalar
+from stepwell.kernels import fields_of, layout_of, render
 from stepwell.launch.recorder import Variant
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
@@ -28,6 +30,14 @@ Use = tuple[str, Shape, Variant]
 OnEvict = Callable[[frozenset[int], frozenset[int]], None]
 """Called with the handles of pipelines and buffers that are about to go."""
 _NO_SESSION = 0
+
+
+class Kernel(NamedTuple):
+    """A compiled variant: its pipeline, what that binds, and which of the step's scalars it reads (None: no block)."""
+
+    pipeline: int
+    layout: Layout
+    fields: Scalar | None
 
 
 @dataclass(slots=True)
@@ -49,10 +59,10 @@ class KernelCache:
     def __init__(
         self,
         device: Device,
-        pool: BufferPool | None = None,
+        pool: BufferPool,
         *,
-        immediates: bool = False,
-        variants_per_node: int = 4,
+        immediates: bool,
+        variants_per_node: int,
     ) -> None:
         if variants_per_node < 0:
             raise ValueError(f"{variants_per_node} variants per node; 0 or more, 0 for no bound")
@@ -62,23 +72,23 @@ class KernelCache:
         self._bound = variants_per_node
         self._nodes: dict[str, dict[Shape, _Entry]] = {}
         self._evicted: Counter[str] = Counter()
-        self._pipelines: dict[Variant, int] = {}
+        self._kernels: dict[Variant, Kernel] = {}
         self._users: Counter[Variant] = Counter()  # how many entries use a pipeline
         self._unused: set[Variant] = set()  # lost their last user; the present step may bring another one
         self._building: dict[Variant, asyncio.Task[None]] = {}
         self._held: Counter[tuple[str, Shape]] = Counter()  # of steps that wait for their kernels
         self._step = 1
-        self._generation = self._pool_generation
+        self._generation = self._pool.generation
         self.on_evict: list[OnEvict] = []
 
     def __len__(self) -> int:
         """How many pipelines there are."""
-        return len(self._pipelines)
+        return len(self._kernels)
 
-    def __getitem__(self, variant: Variant) -> int:
-        """The pipeline of a variant that ``ensure`` has built."""
+    def __getitem__(self, variant: Variant) -> Kernel:
+        """The kernel of a variant that ``ensure`` has built."""
         try:
-            return self._pipelines[variant]
+            return self._kernels[variant]
         except KeyError:
             raise UsageError(f"{variant} is not compiled yet: await ensure() before the launch.") from None
 
@@ -98,8 +108,6 @@ class KernelCache:
         entry.last = self._step
         buffer = entry.workspaces.get(label)
         if buffer is None:
-            if self._pool is None:
-                raise UsageError("this kernel cache has no pool to lease workspaces from.")
             # all sessions use it in turn: as the lease of one, its memory would come back to that one uncleared
             buffer = self._pool.acquire(nbytes, Role.WORKSPACE, label, session=_NO_SESSION)
             entry.workspaces[label] = buffer
@@ -114,7 +122,7 @@ class KernelCache:
     def missing(self, uses: Iterable[Use | Variant]) -> list[Variant]:
         """The pipelines that are to be compiled first."""
         self._forget_lost()
-        return sorted({variant for _, _, variant in _uses(uses)} - self._pipelines.keys(), key=str)
+        return sorted({variant for _, _, variant in _uses(uses)} - self._kernels.keys(), key=str)
 
     async def ensure(self, uses: Iterable[Use | Variant], progress: Callable[[int, int], None] | None = None) -> None:
         """Compile what ``uses`` lack, in parallel, and ``use`` them.
@@ -130,7 +138,7 @@ class KernelCache:
                 await self._compile_all(missing, progress)
             self.use(uses)
         except BaseException:
-            self._note(use for use in uses if use[2] in self._pipelines)
+            self._note(use for use in uses if use[2] in self._kernels)
             self._drop([key for key in keys if (entry := self._find(*key)) is not None and not entry.pipelines])
             raise
         finally:
@@ -166,7 +174,7 @@ class KernelCache:
     def clear(self) -> None:
         """Give everything back.  Safe to call twice, and after the device was lost."""
         self._forget_lost()
-        pipelines = list(self._pipelines.values())
+        pipelines = [kernel.pipeline for kernel in self._kernels.values()]
         buffers = [buffer for entry in self._entries() for buffer in entry.workspaces.values()]
         self._announce(pipelines, buffers)
         self._forget()
@@ -244,7 +252,9 @@ class KernelCache:
     async def _compile(self, variant: Variant) -> None:
         try:
             code = render(variant.kernel, {**dict(variant.constants), "immediates": self._immediates})
-            self._pipelines[variant] = await self._device.create_pipeline(code, layout_of(code), str(variant))
+            layout = layout_of(code)
+            pipeline = await self._device.create_pipeline(code, layout, str(variant))
+            self._kernels[variant] = Kernel(pipeline, layout, fields_of(code))
         finally:
             del self._building[variant]
 
@@ -280,11 +290,11 @@ class KernelCache:
     def _sweep(self) -> None:
         """Destroy the pipelines that lost their last user and got no other."""
         unused = [variant for variant in self._unused if not self._users[variant]]
-        pipelines = [self._pipelines[variant] for variant in unused]
+        pipelines = [self._kernels[variant].pipeline for variant in unused]
         self._announce(pipelines, ())
         self._unused.clear()
         for variant in unused:
-            del self._pipelines[variant], self._users[variant]
+            del self._kernels[variant], self._users[variant]
         self._free(pipelines, ())
 
     def _announce(self, pipelines: Sequence[int], buffers: Sequence[Buffer]) -> None:
@@ -293,26 +303,21 @@ class KernelCache:
                 call(frozenset(pipelines), frozenset(buffer.id for buffer in buffers))
 
     def _free(self, pipelines: Sequence[int], buffers: Sequence[Buffer]) -> None:
-        if self._pool is not None:
-            for buffer in buffers:
-                self._pool.release(buffer)
+        for buffer in buffers:
+            self._pool.release(buffer)
         for pipeline in pipelines:
             self._device.destroy(pipeline)
 
-    @property
-    def _pool_generation(self) -> int:
-        return 0 if self._pool is None else self._pool.generation
-
     def _forget_lost(self) -> None:
         """What died with a device is not there any more."""
-        if self._generation != self._pool_generation:
-            self._generation = self._pool_generation
+        if self._generation != self._pool.generation:
+            self._generation = self._pool.generation
             self._forget()
 
     def _forget(self) -> None:
         for entries in self._nodes.values():
             entries.clear()
-        self._pipelines.clear()
+        self._kernels.clear()
         self._users.clear()
         self._unused.clear()
 

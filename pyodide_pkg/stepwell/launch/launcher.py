@@ -1,39 +1,111 @@
-"""The launcher: a recorded step becomes one flat program and one call."""
+"""The launcher: a recorded step becomes flat programs, and one that comes again becomes a plan."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
+from dataclasses import replace
+from typing import Any
 
+from stepwell.errors import BadRequest, UsageError
 from stepwell.gpu.device import Device
-from stepwell.gpu.program import Program
-from stepwell.launch.bind_groups import DEFAULT_BIND_GROUPS, BindGroupCache
+from stepwell.gpu.program import STEP_BYTES, Program
+from stepwell.launch.assembly import Assembly
+from stepwell.launch.bind_groups import BindGroupCache
 from stepwell.launch.counters import Counters
 from stepwell.launch.kernel_cache import KernelCache
-from stepwell.launch.recorder import Copy, Step
-from stepwell.memory.buffer import Buffer
+from stepwell.launch.options import LaunchOptions, Params
+from stepwell.launch.parameters import CallSites, Parameters, Shadow, UniformPool
+from stepwell.launch.plan import Plan, Plans
+from stepwell.launch.recorder import Recorder, Step
+from stepwell.launch.shapes import Shapes
+from stepwell.launch.verify import verify
+from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
 
 
 class Launcher:
-    """Owns the compiled kernels and the bind groups of one device, and issues steps.
+    """Owns the compiled kernels, bind groups, parameter slots and plans of one device, and issues steps.
 
-    All launches between two copies share one compute pass: WebGPU orders the dispatches of a pass by their usage
-    scopes, so writes of one are seen by the next.
+    Several launchers can work on one device and pool, and share a bind-group cache.  All launches between two copies
+    can share one compute pass: WebGPU orders the dispatches of a pass by their usage scopes, so what one writes the
+    next one sees.
     """
 
-    def __init__(self, device: Device, pool: BufferPool, bind_groups: int = DEFAULT_BIND_GROUPS) -> None:
+    def __init__(
+        self,
+        device: Device,
+        pool: BufferPool,
+        options: LaunchOptions | None = None,
+        bind_groups: BindGroupCache | None = None,
+    ) -> None:
+        """Raises BadRequest for immediates on a device that has none."""
         self.device = device
         self.pool = pool
+        self.options = options = options or LaunchOptions()
+        self.params = _resolved(options.params, device)
+        self.shapes = Shapes(options.width_ladder)
         self.counters = Counters()
-        self.kernels = KernelCache(device)
-        self.bind_groups = BindGroupCache(device, self.counters, bind_groups)
+        self.parameters = _parameters(self.params, pool)
+        self.shadow = Shadow()
+        self.kernels = KernelCache(
+            device,
+            pool,
+            immediates=self.params is Params.IMMEDIATES,
+            variants_per_node=options.variants_bound,
+        )
+        self._own_bind_groups = bind_groups is None
+        self.bind_groups = bind_groups or BindGroupCache(options.bind_groups)
+        self.plans = Plans(pool)
+        self.kernels.on_evict.append(self.plans.drop_variant)
+        self.bind_groups.on_evict.append(self.plans.drop_group)
+        self._generation = pool.generation
 
     async def prepare(self, step: Step, progress: Callable[[int, int], None] | None = None) -> None:
         """Compile the kernels that ``step`` needs and that are not there yet."""
-        await self.kernels.ensure(step.variants, progress)
+        await self.kernels.ensure(step.uses, progress)
 
     def submit(self, step: Step) -> None:
         """Issue ``step``.  Afterwards nothing recorded is unsubmitted, so the pool may carry out what it put off."""
-        self.device.submit(self.assemble(step).words)
-        self.counters.submits += 1
+        assembly = Assembly(self, step, whole=False)
+        try:
+            self._issue(assembly, step)
+        finally:
+            for group in assembly.own_groups:
+                self.device.destroy(group)
+
+    def record(self, step: Step, key: Hashable, owner: int, pinned: Sequence[Buffer], reach: int) -> Plan | None:
+        """Issue ``step`` and keep it as a plan for positions below ``reach``; ``pinned`` stays leased as long.
+
+        None, with the reason counted, when the trace breaks a rule: the step was issued all the same.
+        """
+        assembly = Assembly(self, step, whole=True)
+        try:
+            program = self._issue(assembly, step)
+            last_position = verify(step, self, reach)
+        except UsageError as error:
+            self.plans.refused[f"unsound: {error}"] += 1
+            for group in assembly.own_groups:
+                self.device.destroy(group)
+            return None
+        counts = replace(assembly.counters, replayed=1, bind_groups_created=0, bind_groups_evicted=0)
+        counts.bind_groups_reused = counts.launches
+        plan = Plan(
+            self.device.create_plan(program.words), key, owner, self.device, frozenset(step.buffers - {step.staging}),
+            frozenset(assembly.pipelines), frozenset(assembly.groups), tuple(pinned), assembly.own_groups, counts,
+            last_position,
+        )  # fmt: skip
+        for buffer in pinned:
+            self.pool.pin(buffer)
+        self.plans.add(plan)
+        return plan
+
+    def replay(self, plan: Plan, position: int, rows: int, staging: Buffer) -> None:
+        """Issue the step that ``plan`` was recorded from, with other scalars."""
+        if self.pool.debug:
+            self.pool.check_live(plan.buffers)
+        self.touch_ahead()
+        self.device.replay(plan.handle, position, rows, position + rows, staging.id)
+        self.shadow.clear()
+        self.counters.add(plan.counts)
+        self.plans.replayed += 1
         self.pool.flush()
 
     def touch_ahead(self) -> None:
@@ -50,50 +122,123 @@ class Launcher:
         program.submit()
         self.device.submit(program.words)
         self.counters.submits += 1
+        self.counters.encoders += 1
 
-    def assemble(self, step: Step) -> Program:
-        if self.pool.debug:
-            self.pool.check_live(step.buffers)
-        counters, kernels, bind_groups = self.counters, self.kernels, self.bind_groups
-        program = Program()
-        for write in step.writes:
-            program.write(*write)
-            counters.uploads += 1
-            counters.upload_bytes += 4 * len(write.words)
-        for buffer, nbytes in self.pool.take_clears().items():
-            program.clear(buffer, 0, nbytes)
-        for command in step.commands:
-            if isinstance(command, Copy):
-                if program.in_pass:
-                    program.end_pass()
-                program.copy(*command)
-                counters.copies += 1
-                counters.copy_bytes += command.nbytes
-                continue
-            if not program.in_pass:
-                program.begin_pass()
-                counters.passes += 1
-            pipeline = kernels[command.variant]
-            program.dispatch(pipeline, bind_groups.get(pipeline, command.buffers), command.grid)
-            counters.launches += 1
-        if program.in_pass:
-            program.end_pass()
-        program.submit()
-        return program
+    def read(self, staging: Buffer, nbytes: int) -> Awaitable[bytes]:
+        """The first ``nbytes`` of a staging buffer, once the work submitted until now is done.
 
-    async def read(self, staging: Buffer, nbytes: int) -> bytes:
-        """The first ``nbytes`` of a staging buffer, once the work that fills it is done."""
+        The read starts with the call and can be awaited later.
+        """
         self.counters.readbacks += 1
         self.counters.readback_bytes += nbytes
-        serial = self.pool.serial
-        data = await self.device.read_buffer(staging.id, 0, nbytes)
-        self.pool.note_complete(serial)
-        return data
+        return _Reading(self, self.device.read_buffer(staging.id, 0, nbytes))
+
+    async def peek(self, buffer: Buffer, nbytes: int) -> bytes:
+        """The first ``nbytes`` of a buffer that is not mappable: a look from outside, which no step counts on."""
+        staging = self.pool.acquire(nbytes, Role.STAGING, "peek")
+        try:
+            rec = Recorder()
+            rec.copy_out(buffer, 0, nbytes)
+            self.submit(rec.finish(staging))
+            return await self.read(staging, nbytes)
+        finally:
+            self.pool.release(staging)
+
+    def write(self, buffer: Buffer, data: bytes) -> None:
+        """Write tensor data from the host, in the queue's order.  Nothing recorded may be unsubmitted."""
+        self.device.write_buffer(buffer.id, 0, data)
+        self.counters.uploads += 1
+        self.counters.upload_bytes += len(data)
 
     async def wait(self) -> None:
         """Until all submitted work is done."""
+        self.counters.syncs += 1
         await self.pool.fence()
 
+    def report(self) -> dict[str, Any]:
+        """What the caches of the launch path did since the launcher was made, as plain data."""
+        counters, plans = self.counters, self.plans
+        bound = counters.bind_groups_created + counters.bind_groups_reused
+        return {
+            "options": self.options.as_dict(),
+            "params": self.params.value,
+            "identity_rate": counters.bind_groups_reused / bound if bound else None,
+            "plans": {
+                "recorded": plans.recorded,
+                "replayed": plans.replayed,
+                "invalidated": plans.invalidated,
+                "refused": dict(plans.refused),
+            },
+            "bind_groups": {"size": len(self.bind_groups), "evicted": counters.bind_groups_evicted},
+            "variants": self.kernels.report(),
+            "workspace_bytes": self.kernels.workspace_bytes,
+        }
+
+    def release_run(self) -> None:
+        """Forget what was made for the buffers of a run that is over: the next run has others."""
+        self.plans.clear()
+        self.bind_groups.clear(self.device)
+
     def close(self) -> None:
-        self.bind_groups.clear()
+        """Give everything back.  A bind-group cache that is shared loses the groups of this device only."""
+        self.plans.close()
+        self.bind_groups.clear(self.device)
+        self.bind_groups.on_evict.remove(self.plans.drop_group)
+        if self.parameters is not None:
+            self.parameters.clear()
+        self.shadow.clear()
         self.kernels.clear()
+
+    def _issue(self, assembly: Assembly, step: Step) -> Program:
+        """Submit the programs of a step; returns the last one."""
+        if self.pool.debug:
+            self.pool.check_live(step.buffers)
+        if self._generation != self.pool.generation:
+            self._generation = self.pool.generation
+            self.shadow.clear()
+        if self.options.bind_group_cache:
+            self.bind_groups.expect(len(step.commands))
+        program = Program()
+        try:
+            for program in assembly.programs():
+                self.device.submit(program.words)
+        except BaseException:
+            self.shadow.doubt(assembly.written)
+            raise
+        finally:
+            self.counters.add(assembly.counters)
+        self.shadow.issued(assembly.written)
+        self.pool.flush()
+        return program
+
+
+class _Reading:
+    """A read that was started.  Nothing happens if it is never awaited."""
+
+    def __init__(self, launcher: Launcher, reading: Awaitable[bytes]) -> None:
+        self._launcher, self._reading = launcher, reading
+        self._serial = launcher.pool.serial
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        self._launcher.counters.syncs += 1
+        data = yield from self._reading.__await__()
+        self._launcher.pool.note_complete(self._serial)
+        return data
+
+
+def _parameters(params: Params, pool: BufferPool) -> Parameters | None:
+    if params is Params.UNIFORM_POOL:
+        return UniformPool(pool)
+    return CallSites(pool) if params is Params.CALL_SITE else None
+
+
+def _resolved(params: Params, device: Device) -> Params:
+    has_immediates = device.info.immediate_bytes >= STEP_BYTES
+    if params is Params.IMMEDIATES and not has_immediates:
+        raise BadRequest(
+            f"params is immediates, but this browser has none ({device.info.immediate_bytes} B of {STEP_BYTES} B): use "
+            "call_site or auto, or Chrome 149 or newer."
+        )
+    if params is Params.AUTO:
+        return Params.IMMEDIATES if has_immediates else Params.CALL_SITE
+    return params

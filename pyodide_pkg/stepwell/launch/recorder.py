@@ -1,16 +1,30 @@
 """Recording: a step as plain data, before anything touches the GPU.
 
-A model's code calls a ``Recorder``; the finished ``Step`` holds writes, then copies and launches in order.  It names
-kernels by ``Variant`` and buffers by handle, so it can be inspected, compiled ahead, submitted and compared in tests.
+A model's code calls a ``Recorder``; the finished ``Step`` holds writes, copies and launches in order.  It names kernels
+by ``Variant`` and buffers by handle, so it can be inspected, compiled ahead, submitted and compared in tests.  What
+changes from token to token (position, rows, length) stands in the step alone: its commands refer to it.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from stepwell.gpu.device import Binding
+from stepwell.launch.shapes import Shapes
 from stepwell.memory.buffer import Buffer
 
 Constant = int | float | bool | str | tuple[int, ...]
-Grid = tuple[int, int, int]
+
+
+class ByLength(NamedTuple):
+    """A grid whose x is ceil(length / unit), with the length of the step."""
+
+    unit: int
+    y: int
+    z: int
+
+
+Grid = tuple[int, int, int] | ByLength
+Shape = tuple[int, ...]
 
 
 class Variant(NamedTuple):
@@ -24,7 +38,7 @@ class Variant(NamedTuple):
 
 
 class Write(NamedTuple):
-    """A few 32-bit words for a small buffer; takes effect before every copy and launch of the step."""
+    """A few 32-bit words for a small buffer, from the host.  What was recorded before it is submitted before it."""
 
     buffer: int
     offset: int
@@ -39,49 +53,114 @@ class Copy(NamedTuple):
     nbytes: int
 
 
+class CopyPast(NamedTuple):
+    """The first ``unit`` bytes per position before the step's, from start to start."""
+
+    source: int
+    target: int
+    unit: int
+
+
+class CopyOut(NamedTuple):
+    """To the start of the step's staging buffer: what is read back."""
+
+    source: int
+    offset: int
+    nbytes: int
+
+
 class Launch(NamedTuple):
-    """One dispatch: ``buffers`` in binding order, bound whole."""
+    """One dispatch: ``buffers`` in binding order, bound whole (an int) or in part (a Binding).
+
+    ``node`` is the operation of the model's graph, ``shape`` its shape class: what variants are bounded by.
+    """
 
     variant: Variant
-    buffers: tuple[int, ...]
+    buffers: tuple[int | Binding, ...]
     grid: Grid
+    node: str
+    shape: Shape
+
+    @property
+    def use(self) -> tuple[str, Shape, Variant]:
+        """What the cache of kernels keeps it under."""
+        return self.node, self.shape, self.variant
+
+
+Command = Write | Copy | CopyPast | CopyOut | Launch
 
 
 class Step(NamedTuple):
-    writes: tuple[Write, ...]
-    commands: tuple[Copy | Launch, ...]
+    """``position`` is that of the first of ``rows`` tokens; ``staging`` the buffer that CopyOut fills, 0: none."""
+
+    position: int
+    rows: int
+    staging: int
+    commands: tuple[Command, ...]
+
+    @property
+    def length(self) -> int:
+        """Positions at the end of the step."""
+        return self.position + self.rows
 
     @property
     def buffers(self) -> set[int]:
         """The handles of all buffers that the step writes, copies or binds."""
-        found = {write.buffer for write in self.writes}
+        found = {self.staging} if self.staging else set()
         for command in self.commands:
-            found.update(command.buffers if isinstance(command, Launch) else (command.source, command.target))
+            if isinstance(command, Launch):
+                found.update(entry.buffer if isinstance(entry, Binding) else entry for entry in command.buffers)
+            elif isinstance(command, Write):
+                found.add(command.buffer)
+            elif isinstance(command, CopyOut):
+                found.add(command.source)
+            else:
+                found.update((command.source, command.target))
         return found
 
     @property
-    def variants(self) -> set[Variant]:
-        return {command.variant for command in self.commands if isinstance(command, Launch)}
+    def uses(self) -> list[tuple[str, Shape, Variant]]:
+        """(node, shape class, variant) of every launch."""
+        return [command.use for command in self.commands if isinstance(command, Launch)]
 
 
 class Recorder:
     """Collects one step.  Cheap enough to run for every token; no GPU object, no JS."""
 
-    __slots__ = ("_commands", "_writes")
+    __slots__ = ("_commands", "_shape", "position", "rows", "shapes")
 
-    def __init__(self) -> None:
-        self._writes: list[Write] = []
-        self._commands: list[Copy | Launch] = []
+    def __init__(self, position: int = 0, rows: int = 1, shapes: Shapes = Shapes()) -> None:  # noqa: B008 - immutable
+        self.position, self.rows, self.shapes = position, rows, shapes
+        self._shape: Shape = (shapes.width(rows),)
+        self._commands: list[Command] = []
 
     def write(self, buffer: Buffer, offset: int, words: Sequence[int]) -> None:
-        self._writes.append(Write(buffer.id, offset, tuple(words)))
+        self._commands.append(Write(buffer.id, offset, tuple(words)))
 
     def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, nbytes: int) -> None:
         if nbytes:
             self._commands.append(Copy(source.id, source_offset, target.id, target_offset, nbytes))
 
-    def launch(self, variant: Variant, buffers: Sequence[Buffer], grid: Grid) -> None:
-        self._commands.append(Launch(variant, tuple([buffer.id for buffer in buffers]), grid))
+    def copy_past(self, source: Buffer, target: Buffer, unit: int) -> None:
+        """Copy what the positions before this step's hold: ``unit`` bytes each."""
+        if self.position:
+            self._commands.append(CopyPast(source.id, target.id, unit))
 
-    def finish(self) -> Step:
-        return Step(tuple(self._writes), tuple(self._commands))
+    def copy_out(self, source: Buffer, offset: int, nbytes: int) -> None:
+        self._commands.append(CopyOut(source.id, offset, nbytes))
+
+    def launch(
+        self,
+        variant: Variant,
+        buffers: Sequence[Buffer],
+        grid: Grid,
+        node: str = "",
+        shape: Shape | None = None,
+    ) -> None:
+        """Record a dispatch.  ``shape`` is by default the step's width class; without a ``node`` no bound holds."""
+        handles = tuple([buffer.id for buffer in buffers])
+        self._commands.append(Launch(variant, handles, grid, node, self._shape if shape is None else shape))
+
+    def finish(self, staging: Buffer | None = None) -> Step:
+        """The step; ``staging`` takes what ``copy_out`` recorded."""
+        return Step(self.position, self.rows, 0 if staging is None else staging.id, tuple(self._commands))

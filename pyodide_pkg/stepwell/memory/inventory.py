@@ -41,6 +41,7 @@ class Inventory:
         self.run = 0
         self.lost = False
         self.on_lost: Callable[[], None] = lambda: None  # whoever keeps ids of buffers forgets them here
+        self.before_destroy: list[Callable[[int], None]] = []  # told a buffer's id while it is still there
         self._condemned: list[tuple[Slot, Eviction]] = []
         self._clears: dict[int, int] = {}
         self.attach(device)
@@ -76,6 +77,8 @@ class Inventory:
                 self.destroy(slot, cause)
 
     def destroy(self, slot: Slot, cause: Eviction) -> None:
+        for told in self.before_destroy:
+            told(slot.id)
         try:
             self.device.destroy(slot.id)
         except DeviceLost:

@@ -54,6 +54,16 @@ class BufferPool(Leases):
     def device(self) -> Device:
         return self.inventory.device
 
+    @property
+    def before_destroy(self) -> list[Callable[[int], None]]:
+        """Callables that are told a buffer's id before it is destroyed: whoever recorded its use forgets that."""
+        return self.inventory.before_destroy
+
+    def size_of(self, buffer_id: int) -> int:
+        """Bytes of a buffer that exists; 0 of one that does not."""
+        slot = self._slots.get(buffer_id)
+        return slot.size if slot is not None else 0
+
     # ---- time passes ------------------------------------------------------------------------------------------------
 
     @property

@@ -54,52 +54,52 @@ class Llama:
         self,
         rec: Recorder,
         scope: Acquires,
-        step: Buffer,
         ids: Buffer,
         kv: Sequence[tuple[Buffer, Buffer]],
         *,
-        rows: int,
-        length: int,
         reach: int,
         want_logits: bool,
     ) -> Buffer | None:
-        """Record ``rows`` tokens that end at position ``length``: ids[rows] in, the last row's f32 logits[vocab] out.
+        """Record the step of ``rec``: its rows' ids in, the last row's f32 logits[vocab] out.
 
-        ``reach`` is where the sequence may come to: buffers that depend on the length are made for that in a decode
-        step, so that they stay the same from token to token.  Without ``want_logits`` the result is None.
+        ``reach`` is where the sequence may come to: the workspaces that depend on its length are made for that, so that
+        they stay the same from step to step.  Without ``want_logits`` the result is None.
         """
-        c, ops, heads, w = self.config, self._ops, self._heads, self._weights
+        c, ops, heads, w, rows = self.config, self._ops, self._heads, self._weights, rec.rows
+        width = rec.shapes.width(rows)
         qkv_width = (c.n_heads + 2 * c.n_kv_heads) * c.head_dim
-        x = scope.acquire(4 * rows * c.hidden_size, "x")
-        y = scope.acquire(4 * rows * c.hidden_size, "normed")
-        qkv = scope.acquire(4 * rows * qkv_width, "qkv")
-        attended = scope.acquire(4 * rows * c.n_heads * c.head_dim, "attended")
-        hidden = scope.acquire(4 * rows * c.ffn_size, "hidden")
-        partial_bytes, normal_bytes = ops.partials_bytes(heads, rows, reach if rows == 1 else length)
-        partials = scope.acquire(partial_bytes, "attention partials")
-        normals = scope.acquire(normal_bytes, "attention normals")
+        x = scope.acquire(4 * width * c.hidden_size, "x")
+        y = scope.acquire(4 * width * c.hidden_size, "normed")
+        qkv = scope.acquire(4 * width * qkv_width, "qkv")
+        attended = scope.acquire(4 * width * c.n_heads * c.head_dim, "attended")
+        hidden = scope.acquire(4 * width * c.ffn_size, "hidden")
+        shape = ops.attention_shape(rec, reach)
+        partial_bytes, normal_bytes = ops.partials_bytes(heads, shape)
+        partials = scope.workspace("attention", shape, "attention partials", partial_bytes)
+        normals = scope.workspace("attention", shape, "attention normals", normal_bytes)
 
         def norm(source: Buffer, weight: str, *, last: bool = False) -> None:
-            ops.rms_norm(
-                rec, step, source, w.vector(weight), y, width=c.hidden_size, eps=c.rms_eps, rows=rows, last=last
-            )
+            ops.rms_norm(rec, source, w.vector(weight), y, width=c.hidden_size, eps=c.rms_eps, rows=rows, last=last)
 
-        ops.embed(rec, step, ids, x, w.matrix("token_embd"), rows)
+        def matmul(source: Buffer, layer: str, name: str, target: Buffer, mode: str = "plain") -> None:
+            ops.matmul(rec, source, w.matrix(f"{layer}.{name}"), target, rows=rows, mode=mode, node=name)
+
+        ops.embed(rec, ids, x, w.matrix("token_embd"), rows)
         for i, (k, v) in enumerate(kv):
             layer = f"blk.{i}"
             norm(x, f"{layer}.attn_norm")
-            ops.matmul(rec, step, y, w.matrix(f"{layer}.qkv"), qkv, rows=rows)
-            ops.rope_append(rec, step, self._turns, qkv, k, v, heads, rows)
-            ops.attention(rec, step, qkv, k, v, partials, normals, attended, heads, rows=rows, length=length)
-            ops.matmul(rec, step, attended, w.matrix(f"{layer}.attn_output"), x, rows=rows, mode="residual")
+            matmul(y, layer, "qkv", qkv)
+            ops.rope_append(rec, self._turns, qkv, k, v, heads, rows)
+            ops.attention(rec, qkv, k, v, partials, normals, attended, heads, rows=rows, shape=shape)
+            matmul(attended, layer, "attn_output", x, "residual")
             norm(x, f"{layer}.ffn_norm")
-            ops.matmul(rec, step, y, w.matrix(f"{layer}.gate_up"), hidden, rows=rows, mode="swiglu")
-            ops.matmul(rec, step, hidden, w.matrix(f"{layer}.ffn_down"), x, rows=rows, mode="residual")
+            matmul(y, layer, "gate_up", hidden, "swiglu")
+            matmul(hidden, layer, "ffn_down", x, "residual")
         if not want_logits:
             return None
         logits = scope.acquire(4 * c.vocab_size, "logits")
         norm(x, "output_norm", last=True)
-        ops.matmul(rec, step, y, w.matrix("output"), logits, rows=1)
+        ops.matmul(rec, y, w.matrix("output"), logits, rows=1, node="output")
         return logits
 
     def choose(self, rec: Recorder, logits: Buffer, token: Buffer, ban: tuple[int, ...]) -> None:

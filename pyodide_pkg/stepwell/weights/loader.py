@@ -179,7 +179,7 @@ class _Loader:
 
     def _forget_raw(self) -> None:
         """Nothing is recorded any more: destroy the raw buffers and what binds them."""
-        self._launcher.bind_groups.clear()
+        self._launcher.release_run()
         self._pool.flush()
         self._pool.trim()
 

@@ -1,6 +1,7 @@
 // token[0] = the id of the largest of `size` logits that is not in `ban`; of equal ones the smallest id. One workgroup.
-@group(0) @binding(0) var<storage, read> logits: array<f32>;
-@group(0) @binding(1) var<storage, read_write> token: array<u32>;
+{% include "step.wgsl" %}
+@group(0) @binding(1) var<storage, read> logits: array<f32>;
+@group(0) @binding(2) var<storage, read_write> token: array<u32>;
 
 const SIZE = {{ size }}u;
 const THREADS = {{ threads }}u;

@@ -1,0 +1,303 @@
+"""Issues the steps of one sequence: live, recorded as a plan, or replayed."""
+
+import struct
+from collections.abc import Awaitable, Generator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stepwell.clock import now_ms
+from stepwell.decode.kv_cache import KVCache, Pair
+from stepwell.decode.timing import Cost, Meter
+from stepwell.launch.launcher import Launcher
+from stepwell.launch.plan import Plan
+from stepwell.launch.recorder import Recorder, Step
+from stepwell.memory.buffer import Buffer, Role
+from stepwell.memory.scope import Acquires, Scope, Steady
+from stepwell.models.llama import Llama
+
+PREFILL_ROWS = 64  # tokens per prefill step
+_LOGITS_AT = 16  # behind the token's id, where both are read back
+
+
+class Want(NamedTuple):
+    """What a step is to bring back: the id chosen on the GPU (and never one of ``ban``), or the logits, or both."""
+
+    on_gpu: bool
+    ban: tuple[int, ...] = ()
+    digest: bool = False
+
+    def nbytes(self, vocab: int) -> int:
+        if not self.on_gpu:
+            return 4 * vocab
+        return _LOGITS_AT + 4 * vocab if self.digest else 4
+
+    def split(self, data: bytes) -> tuple[int | None, bytes]:
+        """(id or None, logits or nothing) of what was read back."""
+        if not self.on_gpu:
+            return None, data
+        (token,) = struct.unpack_from("<I", data)
+        return token, data[_LOGITS_AT:]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was issued.  ``read`` is its result, None if nothing comes back; ``refused`` why it was no replay."""
+
+    read: Awaitable[bytes] | None
+    issued_ms: tuple[float, float]  # from, to
+    refused: str | None
+    cost: Cost  # of issuing it
+
+    @property
+    def encode_ms(self) -> float:
+        return self.issued_ms[1] - self.issued_ms[0]
+
+
+class Stepper:
+    """``depth`` steps may be in flight beside the one that is awaited; each has a staging buffer of its own."""
+
+    def __init__(self, model: Llama, launcher: Launcher, cache: KVCache, number: int, reach: int) -> None:
+        """``number`` is the pool's of the session, ``reach`` the most positions it may have."""
+        self._model, self._launcher, self._cache = model, launcher, cache
+        self._pool = launcher.pool
+        self._number, self._reach = number, reach
+        self.meter = Meter(launcher, self._pool.ledger)
+        # decode steps have their buffers for good where plans are to find them again
+        self._steady = Steady(self._pool, launcher.kernels.workspace) if launcher.options.replay else None
+        self._ids = self._pool.acquire(4 * PREFILL_ROWS, Role.ACTIVATION, "ids", host=True)
+        self._ring: list[Buffer] = []
+        self._turn = 0
+        self._want = Want(on_gpu=True)
+        self._nbytes = 0
+        self._distrusted = False  # a replay did not do what its step did
+        self.wants_record = False  # a plan is due, as soon as nothing is in flight
+
+    def configure(self, want: Want, depth: int) -> None:
+        """What the next steps bring back.  Nothing may be in flight."""
+        self._want, self._nbytes = want, want.nbytes(self._model.config.vocab_size)
+        if len(self._ring) != depth + 1 or self._ring[0].requested < self._nbytes:
+            self._release_ring()
+            for _ in range(depth + 1):
+                self._ring.append(self._pool.acquire(self._nbytes, Role.STAGING, "readback"))
+        self.wants_record = False
+
+    def dry_run(self, rows: int, reach: int) -> Step:
+        """A step of that many rows as it would be recorded, for its kernels' names; no buffer is acquired."""
+        dry = _DryRun(Recorder(0, rows, self._launcher.shapes))
+        pairs = [(dry.buffer, dry.buffer)] * self._model.config.n_layers
+        return self._record(dry.rec, dry, pairs, self._reach if rows == 1 else reach, last=True, staging=dry.buffer)[0]
+
+    async def issue(
+        self, ids: Sequence[int] | None, rows: int, *, reach: int = 0, last: bool = True, live: bool = False,
+        token: int | None = None,
+    ) -> Flight:  # fmt: skip
+        """Issue a step of ``rows`` tokens.  ``ids`` None: the id is on the GPU already.
+
+        ``reach``: where the prompt ends that the step is part of.  ``live``: neither a plan nor for one.  ``token`` is
+        the id of a decode step, given when nothing is in flight: then a plan may be recorded.  Raises what the pool and
+        the device raise; the step is abandoned then, and all that are in flight.
+        """
+        start = now_ms()
+        self._pool.begin_run(self._number)
+        scope = self._scope(rows)
+        try:
+            position = self._cache.end
+            pairs = self._cache.extend(rows)
+            plan, refused = self._find_plan(rows, last, live, token is not None)
+            staging = self._next_staging() if last else None
+            if plan is not None and staging is not None:
+                self._write_ids(ids)
+                self._launcher.replay(plan, position, rows, staging)
+            elif refused == "recorded" and token is not None and staging is not None:
+                flight = await self._record_plan(scope, pairs, position, token, staging, start)
+                scope.end_step()
+                return flight
+            else:
+                rec = Recorder(position, rows, self._launcher.shapes)
+                if ids is not None:
+                    rec.write(self._ids, 0, ids)
+                self._cache.carry(rec)
+                reach = self._reach if rows == 1 else max(reach, position + rows)
+                step, _ = self._record(rec, scope, pairs, reach, last=last, staging=staging)
+                await self._submit(step)
+        except BaseException:
+            scope.end_step()
+            self.abandon()
+            raise
+        scope.end_step()
+        read = self._launcher.read(staging, self._nbytes) if staging is not None else None
+        return Flight(read, (start, now_ms()), refused, self.meter.take())
+
+    def abandon(self) -> None:
+        """No step under way has happened; what they left in the workspaces, or failed to get for them, goes too."""
+        self._cache.abandon()
+        self._launcher.plans.forget(self._number)
+        if self._steady is not None:
+            self._steady.release()
+        self._launcher.kernels.release_workspaces()
+
+    def close(self) -> None:
+        """Give every buffer back.  Nothing may be in flight."""
+        self._launcher.plans.forget(self._number)
+        if self._steady is not None:
+            self._steady.release()
+        self._release_ring()
+        self._pool.release(self._ids)
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _find_plan(self, rows: int, last: bool, live: bool, alone: bool) -> tuple[Plan | None, str | None]:
+        """The plan of the step under way; or None, and why not (``recorded``: it is to become one)."""
+        if not self._launcher.options.replay:
+            return None, "off"
+        if rows != 1 or not last:
+            return None, "prefill"
+        if live or self._distrusted:
+            return None, "live" if live else "differs"
+        plans = self._launcher.plans
+        key = self._key()
+        plan = plans.get(key)
+        if plan is not None:
+            if self._cache.end - 1 <= plan.last_position:
+                return plan, None
+            reason = "beyond its copies"
+        elif not self._cache.stable and plans.is_new(key):
+            reason = "buffers changed"
+        elif alone:
+            reason = "recorded"
+        else:
+            self.wants_record = True
+            reason = "in flight"
+        if reason != "recorded":
+            plans.refused[reason] += 1
+        return None, reason
+
+    def _scope(self, rows: int) -> Scope:
+        if rows == 1 and self._steady is not None:
+            return self._steady
+        return Scope(self._pool, self._launcher.kernels.workspace)
+
+    def _key(self) -> tuple[object, ...]:
+        return (self._number, self._want, self._cache.key)
+
+    def _next_staging(self) -> Buffer:
+        self._turn = (self._turn + 1) % len(self._ring)
+        return self._ring[self._turn]
+
+    def _write_ids(self, ids: Sequence[int] | None) -> None:
+        if ids is not None:
+            self._launcher.write(self._ids, struct.pack(f"<{len(ids)}I", *ids))
+
+    async def _submit(self, step: Step) -> None:
+        await self._launcher.prepare(step)
+        self._launcher.submit(step)
+
+    def _record(
+        self, rec: Recorder, scope: Acquires, pairs: Sequence[Pair], reach: int, *, last: bool,
+        staging: Buffer | None,
+    ) -> tuple[Step, Buffer | None]:  # fmt: skip
+        """The step, and its logits."""
+        want, model = self._want, self._model
+        logits = model.record(rec, scope, self._ids, pairs, reach=reach, want_logits=last)
+        if logits is None:
+            return rec.finish(), None
+        vocab_bytes = 4 * model.config.vocab_size
+        if want.on_gpu:
+            model.choose(rec, logits, self._ids, want.ban)
+        if not want.on_gpu:
+            rec.copy_out(logits, 0, vocab_bytes)
+        elif want.digest:
+            both = scope.acquire(_LOGITS_AT + vocab_bytes, "token and logits")
+            rec.copy(self._ids, 0, both, 0, 4)
+            rec.copy(logits, 0, both, _LOGITS_AT, vocab_bytes)
+            rec.copy_out(both, 0, _LOGITS_AT + vocab_bytes)
+        else:
+            rec.copy_out(self._ids, 0, 4)
+        return rec.finish(staging), logits
+
+    async def _record_plan(
+        self,
+        scope: Scope,
+        pairs: Sequence[Pair],
+        position: int,
+        token: int,
+        staging: Buffer,
+        start: float,
+    ) -> Flight:
+        """Issue the step live and keep it as a plan, replay that once, and compare: ids and logits bit by bit."""
+        launcher = self._launcher
+        rec = Recorder(position, 1, launcher.shapes)
+        self._cache.carry(rec)
+        step, logits = self._record(rec, scope, pairs, self._reach, last=True, staging=staging)
+        assert logits is not None
+        await launcher.prepare(step)
+        self._write_ids((token,))
+        plan = launcher.record(step, self._key(), self._number, scope.held, self._reach)
+        issued = now_ms()
+        self.wants_record = False
+        try:
+            data = await launcher.read(staging, self._nbytes)
+            if plan is not None and not await self._replays_alike(plan, position, token, staging, logits, data):
+                launcher.plans.refused["differs"] += 1
+                self._distrusted = True
+                data = await self._once_more(pairs, position, token, staging)
+        except BaseException:
+            if plan is not None:
+                launcher.plans.discard(plan)
+            raise
+        if plan is not None and self._distrusted:
+            launcher.plans.discard(plan)
+        return Flight(_Read(data), (start, issued), "recorded" if plan is not None else "unsound", self.meter.take())
+
+    async def _replays_alike(
+        self, plan: Plan, position: int, token: int, staging: Buffer, logits: Buffer, data: bytes
+    ) -> bool:
+        """Replay the step that was just done, and compare what comes back and the logits, bit by bit."""
+        launcher, nbytes = self._launcher, 4 * self._model.config.vocab_size
+        expected = await launcher.peek(logits, nbytes)
+        self._write_ids((token,))
+        launcher.replay(plan, position, 1, staging)
+        again = await launcher.read(staging, self._nbytes)
+        return again == data and await launcher.peek(logits, nbytes) == expected
+
+    async def _once_more(self, pairs: Sequence[Pair], position: int, token: int, staging: Buffer) -> bytes:
+        """The step live, after a replay that went wrong: what that wrote is written over."""
+        self._write_ids((token,))
+        scope = self._scope(1)
+        try:
+            rec = Recorder(position, 1, self._launcher.shapes)
+            self._cache.carry(rec)
+            step, _ = self._record(rec, scope, pairs, self._reach, last=True, staging=staging)
+            await self._submit(step)
+        finally:
+            scope.end_step()
+        return await self._launcher.read(staging, self._nbytes)
+
+    def _release_ring(self) -> None:
+        while self._ring:
+            self._pool.release(self._ring.pop())
+
+
+class _Read:
+    """A result that is there already."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __await__(self) -> Generator[None, None, bytes]:
+        return self._data
+        yield  # a generator that ends at once
+
+
+class _DryRun:
+    """Stands in for a step's scope when only what a recording launches is wanted: no buffer is acquired."""
+
+    def __init__(self, rec: Recorder) -> None:
+        self.rec = rec
+        self.buffer = Buffer(0, 0, 0, Role.ACTIVATION)
+
+    def acquire(self, nbytes: int, label: str) -> Buffer:
+        return self.buffer
+
+    def workspace(self, node: str, shape: tuple[int, ...], label: str, nbytes: int) -> Buffer:
+        return self.buffer

@@ -1,0 +1,148 @@
+"""Where kernels find the step's scalars when the device has no immediates: 16-byte uniform slots, and their shadows.
+
+``UniformPool`` gives a launch the slot of its place in the batch, which is what WebGPU runtimes do: anything that moves
+a flush shifts the slots, and with them bind groups and contents.  ``CallSites`` gives the k-th launch of a pipeline in
+a step a slot of its own for good, whatever else happens in between.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from stepwell.gpu.device import Binding
+from stepwell.gpu.program import STEP_BYTES
+from stepwell.memory.buffer import Buffer, Role
+from stepwell.memory.pool import BufferPool
+
+Words = tuple[int, int, int]
+
+
+class Parameters(Protocol):
+    """Hands out the slots of a step's launches, in order."""
+
+    def begin_step(self) -> None: ...
+
+    def flushed(self) -> None:
+        """Everything recorded was submitted in the middle of a step: the host reads or writes."""
+
+    def slot(self, pipeline: int) -> Binding:
+        """The slot of the next launch."""
+
+    def clear(self) -> None:
+        """Give the buffers back; the next launches get new ones."""
+
+
+class Arena:
+    """Slots one after the other in uniform buffers, as many as are asked for."""
+
+    def __init__(self, pool: BufferPool) -> None:
+        limits = pool.device.info.limits
+        self._stride = max(STEP_BYTES, limits["minUniformBufferOffsetAlignment"])
+        self._nbytes = min(limits["maxUniformBufferBindingSize"], 1 << 16) // self._stride * self._stride
+        self._pool = pool
+        self._buffers: list[Buffer] = []
+        self._used = 0
+        self._generation = pool.generation
+
+    def renewed(self) -> bool:
+        """Whether the buffers died with their device; then there are none any more."""
+        if self._generation == self._pool.generation:
+            return False
+        self._generation = self._pool.generation
+        self._buffers.clear()
+        self._used = 0
+        return True
+
+    def take(self) -> Binding:
+        """One more slot."""
+        per_buffer = self._nbytes // self._stride
+        number, place = divmod(self._used, per_buffer)
+        if number == len(self._buffers):
+            self._buffers.append(self._pool.acquire(self._nbytes, Role.UNIFORM, "parameters", number, host=True))
+        self._used += 1
+        return Binding(self._buffers[number].id, place * self._stride, STEP_BYTES)
+
+    def clear(self) -> None:
+        if not self.renewed():
+            for buffer in self._buffers:
+                self._pool.release(buffer)
+        self._buffers.clear()
+        self._used = 0
+
+
+class UniformPool:
+    """The n-th launch since the last flush gets the n-th slot."""
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._arena = Arena(pool)
+        self._slots: list[Binding] = []
+        self._next = 0
+
+    def begin_step(self) -> None:
+        self._next = 0
+        if self._arena.renewed():
+            self._slots.clear()
+
+    def flushed(self) -> None:
+        self._next = 0
+
+    def slot(self, pipeline: int) -> Binding:
+        if self._next == len(self._slots):
+            self._slots.append(self._arena.take())
+        self._next += 1
+        return self._slots[self._next - 1]
+
+    def clear(self) -> None:
+        self._slots.clear()
+        self._arena.clear()
+
+
+class CallSites:
+    """The k-th launch of a pipeline in a step is a call site: it keeps its slot."""
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._arena = Arena(pool)
+        self._slots: dict[tuple[int, int], Binding] = {}
+        self._launched: dict[int, int] = {}  # of each pipeline, in this step
+
+    def begin_step(self) -> None:
+        self._launched.clear()
+        if self._arena.renewed():
+            self._slots.clear()
+
+    def flushed(self) -> None:
+        """Slots do not depend on it."""
+
+    def slot(self, pipeline: int) -> Binding:
+        number = self._launched.get(pipeline, 0)
+        self._launched[pipeline] = number + 1
+        site = (pipeline, number)
+        slot = self._slots.get(site)
+        if slot is None:
+            slot = self._slots[site] = self._arena.take()
+        return slot
+
+    def clear(self) -> None:
+        self._slots.clear()
+        self._arena.clear()
+
+
+class Shadow:
+    """What each slot holds: the words of the last write that was really issued.  Never of tensor data."""
+
+    def __init__(self) -> None:
+        self._words: dict[Binding, Words] = {}
+
+    def holds(self, slot: Binding, words: Words) -> bool:
+        return self._words.get(slot) == words
+
+    def issued(self, writes: Mapping[Binding, Words]) -> None:
+        self._words.update(writes)
+
+    def doubt(self, writes: Mapping[Binding, Words]) -> None:
+        """These writes may or may not have happened."""
+        for slot in writes:
+            self._words.pop(slot, None)
+
+    def clear(self) -> None:
+        """Nothing is known: slots were replaced, or written behind our back."""
+        self._words.clear()

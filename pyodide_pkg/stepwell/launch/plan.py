@@ -1,0 +1,138 @@
+"""Plans: a decode step recorded once and replayed by one call, for as long as all that it refers to is there.
+
+A plan is found by its key, which names every buffer that may differ from step to step.  It is dropped *before* a
+buffer, a pipeline or a bind group that it refers to is destroyed; what its owner keeps for it is pinned until then.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from stepwell.errors import DeviceLost
+from stepwell.gpu.device import Device
+from stepwell.launch.counters import Counters
+from stepwell.memory.buffer import Buffer
+from stepwell.memory.pool import BufferPool
+
+DEFAULT_PLANS = 8  # one per ping-pong direction of a growing cache and step in flight, with room to spare
+_SEEN = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """``counts`` is what a replay costs; ``last_position`` the largest one that its copies have room for."""
+
+    handle: int  # of Device.create_plan
+    key: Hashable
+    owner: int  # the session
+    device: Device
+    buffers: frozenset[int]
+    pipelines: frozenset[int]
+    groups: frozenset[int]
+    pinned: Sequence[Buffer]
+    own_groups: Sequence[int]  # bind groups that no cache holds
+    counts: Counters
+    last_position: int
+
+
+class Plans:
+    """At most ``bound`` plans; the least recently used one makes room."""
+
+    def __init__(self, pool: BufferPool, bound: int = DEFAULT_PLANS) -> None:
+        self._pool = pool
+        self._bound = bound
+        self._plans: dict[Hashable, Plan] = {}  # oldest use first
+        self._seen: dict[Hashable, None] = {}
+        self._dead: list[Plan] = []  # to be taken apart when nobody is in the middle of something
+        self.recorded = self.replayed = self.invalidated = 0
+        self.refused: Counter[str] = Counter()
+        pool.before_destroy.append(self.drop_buffer)
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def get(self, key: Hashable) -> Plan | None:
+        """The plan of ``key``; what was dropped since is taken apart first."""
+        if self._dead:
+            self.sweep()
+        plan = self._plans.pop(key, None)
+        if plan is not None:
+            self._plans[key] = plan
+        return plan
+
+    def is_new(self, key: Hashable) -> bool:
+        """Whether ``key`` is seen for the first time (or so long ago that it does not count)."""
+        known = key in self._seen
+        self._seen.pop(key, None)
+        self._seen[key] = None
+        if len(self._seen) > _SEEN:
+            self._seen.pop(next(iter(self._seen)))
+        return not known
+
+    def add(self, plan: Plan) -> None:
+        self._plans[plan.key] = plan
+        self.recorded += 1
+        if len(self._plans) > self._bound:
+            oldest = next(iter(self._plans.values()))
+            self._drop(lambda other: other is oldest)
+        self.sweep()
+
+    # ---- capture safety ---------------------------------------------------------------------------------------------
+
+    def drop_buffer(self, buffer: int) -> None:
+        """A buffer is about to be destroyed."""
+        if self._plans:
+            self.invalidated += self._drop(lambda plan: buffer in plan.buffers)
+
+    def drop_group(self, group: int) -> None:
+        """A bind group is about to be destroyed."""
+        if self._plans:
+            self.invalidated += self._drop(lambda plan: group in plan.groups)
+
+    def drop_variant(self, pipelines: Iterable[int], buffers: Iterable[int]) -> None:
+        """Pipelines and workspaces are about to go."""
+        gone, freed = frozenset(pipelines), frozenset(buffers)
+        self.invalidated += self._drop(
+            lambda plan: not (gone.isdisjoint(plan.pipelines) and freed.isdisjoint(plan.buffers))
+        )
+
+    def discard(self, plan: Plan) -> None:
+        """A plan that cannot be trusted."""
+        self.invalidated += self._drop(lambda other: other is plan)
+        self.sweep()
+
+    def forget(self, owner: int) -> None:
+        """A session ends."""
+        self._drop(lambda plan: plan.owner == owner)
+        self._seen.clear()
+        self.sweep()
+
+    def clear(self) -> None:
+        self._drop(lambda _: True)
+        self._seen.clear()
+        self.sweep()
+
+    def close(self) -> None:
+        self.clear()
+        self._pool.before_destroy.remove(self.drop_buffer)
+
+    def sweep(self) -> None:
+        """Take dropped plans apart: their pins, and the device's copies."""
+        dead, self._dead = self._dead, []
+        for plan in dead:
+            for buffer in plan.pinned:
+                if buffer.generation == self._pool.generation:
+                    self._pool.unpin(buffer)
+        try:
+            for plan in dead:
+                for handle in (plan.handle, *plan.own_groups):
+                    plan.device.destroy(handle)
+        except DeviceLost:
+            return  # they died with it
+
+    def _drop(self, condemned: Callable[[Plan], bool]) -> int:
+        gone = [plan for plan in self._plans.values() if condemned(plan)]
+        for plan in gone:
+            del self._plans[plan.key]
+        self._dead += gone
+        return len(gone)
