@@ -25,17 +25,19 @@ def table(found: Found) -> Table:
     """The rows for people."""
     plan = found.plan
     shown = plain_table(
-        f"{_model(found)}, {plan.base.kv} KV: {len(found.rounds)} rounds of {plan.tokens} tokens",
-        f"per token, without the first {plan.skip} and the last {plan.lag} of a run; groups: bind groups created; "
-        "vs: how many times as fast, median of the rounds' ratios [95 % interval]",
+        f"{_model(found)}, {plan.base.kv} KV: {_count(len(found.rounds), 'round')} of {plan.tokens} tokens",
+        f"per token, without the first {plan.skip} and the last {plan.lag} of a run; bind: bind groups created; vs: "
+        f"how many times as fast, median of the rounds' ratios; 95 %: the interval of that to {MAIN}",
     )
-    for name in ("arm", *_COUNTS, "encode ms", "tok/s", "vs main", "vs before", "same bits"):
-        shown.add_column(name, justify="left" if name == "arm" else "right")
+    shown.add_column("arm", no_wrap=True)
+    for name in ("pass", "bind", "up-\nloads", "sub-\nmits", "enc.\nms", "tok/s", "vs\nmain", "95 %", "vs\nprev"):
+        shown.add_column(name, justify="right", no_wrap=True)
     for row in found.rows:
+        main, before = row.to_main, row.to_previous
         shown.add_row(
             escape(row.arm.name), *_counts(row), f"{row.encode_ms:.2f}", f"{row.tokens_per_s:.2f}",
-            escape(_ratio(row.to_main)), f"{row.to_previous.median:.3f}" if row.to_previous else "",
-            "yes" if row.bit_identical else "[bold red]NO[/]",
+            f"{main.median:.3f}", f"{main.low:.2f}-{main.high:.2f}", f"{before.median:.3f}" if before else "",
+            style=None if row.bit_identical else "bold red",
         )  # fmt: skip
     return shown
 
@@ -46,7 +48,7 @@ def notes(found: Found) -> Iterator[str]:
     if rounds < asked:
         yield f"stopped: {rounds} of {asked} rounds are complete."
     if rounds < FEW_ROUNDS:
-        yield f"{rounds} rounds: the intervals span little more than the least and the greatest ratio."
+        yield f"{_count(rounds, 'round')}: the intervals span little more than the least and the greatest ratio."
     for row, check in zip(found.rows, found.checks, strict=True):
         name, launch, before = row.arm.name, check["launch"], row.to_previous
         if before and before.high < 1 and rounds > 1:
@@ -136,9 +138,9 @@ def markdown(found: Found) -> str:
         f"- {_model(found)} (sha256 {found.reference['scenario']['sha256'] or 'unknown'}); prompt of "
         f"{len(found.reference['prompt_ids'])} tokens, {plan.tokens} generated greedily, {plan.base.kv} KV, policy "
         f"{plan.base.policy}",
-        f"- {len(found.rounds)} rounds, arms in turns in one page; per token, without the first {plan.skip} and the "
-        f"last {plan.lag} of a run; times are means of {plan.lag} consecutive tokens; ratios: median over the rounds, "
-        f"bootstrap interval of {RESAMPLES:,} resamples",
+        f"- {_count(len(found.rounds), 'round')}, arms in turns in one page; per token, without the first {plan.skip} "
+        f"and the last {plan.lag} of a run; times are means of {plan.lag} consecutive tokens; ratios: median over "
+        f"the rounds, bootstrap interval of {RESAMPLES:,} resamples",
         f"- `{command(found)}`",
         "",
         f"| {' | '.join(columns)} |",
@@ -177,6 +179,10 @@ def _ratio(ratio: Ratio) -> str:
 def _refused(launch: dict[str, Any]) -> str:
     refused = launch["plans"]["refused"]
     return "; ".join(f"{reason}: {count}" for reason, count in refused.items()) or "no reason is given"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _model(found: Found) -> str:

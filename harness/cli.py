@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from harness import ROOT, cli_arms, cli_page, demo, report
+from harness import ROOT, cli_arms, cli_page, demo, report, summary
 from harness import record as records
 from harness.browser import Profile
 from harness.cli_page import (
@@ -176,7 +176,7 @@ def run(
         record = runner.run(scenario, Printer(status), lambda text: status.update(escape(text)))
         spans = runner.trace() if trace else ""
     cli_page.print_runs([record])
-    for line in str(record["memory"].get("explanation", "")).splitlines():
+    for line in (summary.launch_line(record), *str(record["memory"].get("explanation", "")).splitlines()):
         console.print(f"[dim]·[/] {escape(line)}", highlight=False, soft_wrap=True)
     if json:
         records.write(record, json)

@@ -26,6 +26,7 @@ _COLUMNS = (
     "bind_groups_created",
     "copies",
     "uploads",
+    "replayed",
     "buffers_created",
     "buffers_destroyed",
     "pool_hits",

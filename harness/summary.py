@@ -1,5 +1,6 @@
 """The figures of a run that people compare, and the tables that show them.  Times in ms, of decode steps only."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -95,6 +96,18 @@ def adapter_name(record: Record) -> str:
 
 def is_software(record: Record) -> bool:
     return bool(record["environment"]["adapter"]["is_software"])
+
+
+def launch_line(record: Record) -> str:
+    """How steps were launched, in one line: parameters, replays and why others were none, bindings seen before."""
+    launch, rows = record["launch"], steps(record)
+    reasons = Counter(row["refused"] for row in rows if row["refused"])
+    others = "".join(f", {reason}: {count}" for reason, count in reasons.most_common())
+    rate = "" if launch["identity_rate"] is None else f"; {launch['identity_rate']:.0%} of bindings seen before"
+    times = [row["gpu_ms"] for row in rows if row["gpu_ms"] is not None]
+    gpu = f"; GPU {percentile(times, 0.5):.2f} ms per token (median)" if times else ""
+    replayed = sum(row["replayed"] for row in rows)
+    return f"parameters: {launch['params']}; {replayed} of {len(rows)} decode steps replayed{others}{rate}{gpu}"
 
 
 def size(count: float) -> str:

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+from stepwell.launch.options import LaunchOptions
+
 ZERO = (
-    "launches passes submits bind_groups_created bind_groups_reused copies uploads upload_bytes readbacks "
-    "readback_bytes buffers_created bytes_created buffers_destroyed bytes_destroyed pool_hits pool_misses"
+    "launches passes encoders submits syncs copies bind_groups_created bind_groups_reused bind_groups_evicted uploads "
+    "uploads_skipped upload_bytes immediates immediates_bytes readbacks readback_bytes replayed buffers_created "
+    "bytes_created buffers_destroyed bytes_destroyed pool_hits pool_misses"
 )
 
 
@@ -23,8 +26,10 @@ def make_record(
             "ms": ms,
             "encode_ms": ms / 10,
             "wait_ms": ms / 2,
+            "gpu_ms": None,
             **dict.fromkeys(ZERO.split(), 0),
             "launches": 7,
+            "refused": "off",
             "buffers_created": i % 2,
             "kv_class_bytes": 65536 << (i // classes if classes else 0),
             "reserved_bytes": 3 << 20,
@@ -40,7 +45,7 @@ def make_record(
         "buffers": 1,
     }
     return {
-        "schema": 1,
+        "schema": 2,
         "scenario": {
             "model": "tiny",
             "sha256": "0" * 64,
@@ -83,4 +88,13 @@ def make_record(
         "ttft_ms": times[0] if times else None,
         "tokens": tokens,
         "memory": {"peak_reserved_bytes": 5 << 20, "by_role": {"weights": account, "kv": account}},
+        "launch": {
+            "options": LaunchOptions().as_dict(),
+            "params": "immediates",
+            "identity_rate": 0.5,
+            "plans": {"recorded": 0, "replayed": 0, "refused": {"off": len(times)}, "invalidated": 0},
+            "bind_groups": {"size": 7, "evicted": 0},
+            "variants": {"matmul": {"shapes": 2, "evicted": 1}},
+            "workspace_bytes": 0,
+        },
     }

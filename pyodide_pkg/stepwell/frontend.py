@@ -6,7 +6,8 @@ any other exception is a bug and propagates to the caller.
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from stepwell.clock import now_ms
@@ -14,24 +15,33 @@ from stepwell.decode.kv_cache import KV_MODES
 from stepwell.decode.kv_pattern import FIRST_POSITIONS, KVPattern
 from stepwell.decode.session import DecodeSession, Generation
 from stepwell.decode.timing import TokenEvent
+from stepwell.engines import Engines
 from stepwell.errors import BadRequest, StepwellError, Unsupported
 from stepwell.gpu import open_device
 from stepwell.gpu.device import ByteSource, Device
 from stepwell.launch.launcher import Launcher
-from stepwell.listings import describe_classes, describe_environment, describe_policies, describe_workloads
+from stepwell.launch.options import LaunchOptions
+from stepwell.launch.spans import SpanLog
+from stepwell.listings import (
+    describe_ablation,
+    describe_classes,
+    describe_environment,
+    describe_launch_options,
+    describe_policies,
+    describe_workloads,
+)
 from stepwell.loaded_model import LoadedModel, check_vocabulary
 from stepwell.memory.policies import make_policy
 from stepwell.memory.pool import BufferPool
 from stepwell.models import ARCHITECTURES
+from stepwell.outbox import Outbox
 from stepwell.record import RunRecord
 from stepwell.request import Request
 from stepwell.text.backends import js_backend
-from stepwell.text.chat import render_chat
 from stepwell.text.detokenizer import Detokenizer, StopMatcher
 from stepwell.text.tokenizer import Tokenizer
 from stepwell.weights.gguf import read_gguf
 
-_PROGRESS_MS = 50  # between two progress messages
 _FRAME_MS = 16  # between two messages about the pool's classes
 
 
@@ -42,6 +52,20 @@ def _start_afresh(pool: BufferPool, request: Request) -> None:
     pool.trim()
     pool.set_budget(request.budget_bytes, request.hard_budget)
     pool.ledger.reset_peaks()
+
+
+async def _profiled(event: TokenEvent, launcher: Launcher, request: Request, spans: SpanLog | None) -> TokenEvent:
+    """A workload's token with its GPU time and its spans, as a session gives them."""
+    if spans is not None:
+        start, timing = now_ms() - event.timing.ms, event.timing
+        spans.add("python", "record and submit", start, start + timing.encode_ms)
+        spans.add("python", "wait", start + timing.encode_ms, start + timing.encode_ms + timing.wait_ms)
+    if not request.gpu_time or event.counters is None:
+        return event
+    profile = await launcher.device.take_profile()
+    if spans is not None:
+        spans.add_profile(profile)
+    return replace(event, counters=replace(event.counters, gpu_ms=sum(profile.passes_us) / 1000))
 
 
 class Frontend:
@@ -58,63 +82,42 @@ class Frontend:
         make_tokenizer: Callable[[str], Callable[[str], Any]],
         opener: Callable[[], Awaitable[Device]] = open_device,
     ) -> None:
-        self._emit_text = emit
+        self._outbox = Outbox(emit, "device")
         self._host: dict[str, Any] = json.loads(host)
         self._make_encoder = js_backend(make_tokenizer)
         self._opener = opener
-        self._launcher: Launcher | None = None
+        self._engines: Engines | None = None
         self._model: LoadedModel | None = None
         self._running: DecodeSession | KVPattern | None = None
-        self._phase = "device"
-        self._last_progress = 0.0
         self._last_pool = 0.0
-
-    # ---- messages out --------------------------------------------------------------------------------------------
-
-    def _emit(self, kind: str, **fields: object) -> None:
-        self._emit_text(json.dumps({"type": kind, **fields}, separators=(",", ":")))
-
-    def _enter(self, phase: str, text: str) -> None:
-        self._phase = phase
-        self._last_progress = 0.0
-        self._emit("phase", phase=phase, text=text)
-
-    def _progress(self, unit: str) -> Callable[[int, int], None]:
-        phase = self._phase
-
-        def report(done: int, total: int) -> None:
-            now = now_ms()
-            if done >= total or now - self._last_progress >= _PROGRESS_MS:
-                self._last_progress = now
-                self._emit("progress", phase=phase, done=done, total=total, unit=unit)
-
-        return report
 
     @asynccontextmanager
     async def _reporting(self) -> AsyncIterator[None]:
         try:
             yield
         except StepwellError as error:
-            self._emit("error", code=error.code, message=str(error), phase=self._phase)
+            self._outbox.emit("error", code=error.code, message=str(error), phase=self._outbox.phase)
 
     # ---- messages in ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Open the GPU device and say what there is."""
         async with self._reporting():
-            self._enter("device", "Opening the GPU device")
+            self._outbox.enter("device", "Opening the GPU device")
             device = await self._opener()
-            self._launcher = Launcher(device, BufferPool(device))
-            self._emit(
+            self._engines = Engines(device, BufferPool(device))
+            self._outbox.emit(
                 "environment",
                 environment=self._environment(),
                 policies=describe_policies(),
                 kv_modes=[{"name": name, "summary": summary} for name, (_, summary) in KV_MODES.items()],
                 workloads=describe_workloads(),
+                launch_options=describe_launch_options(),
+                ablation=describe_ablation(),
                 boot_ms=self._host.get("boot_ms"),
                 limits=dict(device.info.limits),
             )
-            self._enter("ready", "Ready")
+            self._outbox.enter("ready", "Ready")
 
     async def load_url(self, model: str) -> None:
         """Load the model of a ``load`` message of kind ``url``."""
@@ -122,7 +125,7 @@ class Frontend:
             from stepwell.gpu.js_device import open_url
 
             described = json.loads(model)
-            self._enter("weights", f"Opening {described['name']}")
+            self._outbox.enter("weights", f"Opening {described['name']}")
             await self._load(described, await open_url(described["url"], described["name"]))
 
     async def load_file(self, model: str, file: Any) -> None:
@@ -149,20 +152,17 @@ class Frontend:
 
     def close(self) -> None:
         """Give back the model, the pool and the device."""
-        if self._launcher is None:
-            return
-        self._unload()
-        self._launcher.close()
-        self._launcher.pool.close()
-        self._launcher.device.close()
-        self._launcher = None
+        if self._engines is not None:
+            self._unload()
+            self._engines.close()
+            self._engines = None
 
     # ---- the work ------------------------------------------------------------------------------------------------
 
-    def _opened(self) -> Launcher:
-        if self._launcher is None:
+    def _opened(self) -> Engines:
+        if self._engines is None:
             raise BadRequest("there is no GPU device: see the error of the start.")
-        return self._launcher
+        return self._engines
 
     def _unload(self) -> None:
         if self._model is not None:
@@ -170,19 +170,21 @@ class Frontend:
             self._model = None
 
     async def _load(self, described: Mapping[str, Any], source: ByteSource) -> None:
-        launcher = self._opened()
+        engines = self._opened()
         if self._running is not None:
             raise BadRequest("a run is under way: stop it before loading another model.")
-        self._enter("weights", f"Reading {described['name']}")
+        self._outbox.enter("weights", f"Reading {described['name']}")
         self._unload()
         file = await read_gguf(source)
         architecture = file.metadata.get("general.architecture")
         if architecture not in ARCHITECTURES:
             raise Unsupported(f"architecture {architecture!r} is not supported; there are {', '.join(ARCHITECTURES)}.")
         tokenizer = Tokenizer(file.metadata, self._make_encoder)
-        self._enter("weights", f"Loading {described['name']}")
+        self._outbox.enter("weights", f"Loading {described['name']}")
         check_vocabulary(tokenizer, file)
-        llama = await ARCHITECTURES[architecture].load(file, source, launcher, self._progress("bytes"))
+        llama = await ARCHITECTURES[architecture].load(
+            file, source, engines.get(LaunchOptions()), self._outbox.progress("bytes")
+        )
         template = file.metadata.get("tokenizer.chat_template")
         self._model = LoadedModel(
             described["name"],
@@ -192,30 +194,22 @@ class Frontend:
             tokenizer,
             template if isinstance(template, str) else None,
         )
-        self._emit("model", model=self._model.describe())
-        self._enter("ready", "Ready")
-
-    def _prompt(self, model: LoadedModel, request: Request) -> str:
-        if request.raw or model.chat_template is None:
-            return request.prompt
-        tokenizer = model.tokenizer
-        return render_chat(
-            model.chat_template,
-            [{"role": "user", "content": request.prompt}],
-            bos_token=tokenizer.bos_token,
-            eos_token=tokenizer.eos_token,
-        )
+        self._outbox.emit("model", model=self._model.describe())
+        self._outbox.enter("ready", "Ready")
 
     async def _run(self, request: Request) -> None:
         if self._running is not None:
             raise BadRequest("a run is under way: stop it before the next.")
-        launcher = self._opened()
+        launcher = self._opened().get(request.launch_options)
         play = self._decode if request.workload is None else self._grow
-        record = await play(launcher, request)
-        self._emit("done", record=record.as_dict())
-        self._enter("ready", "Ready")
+        spans = SpanLog() if request.trace else None
+        record = await play(launcher, request, spans)
+        if spans is not None:
+            self._outbox.emit("trace", text=spans.as_chrome_trace())
+        self._outbox.emit("done", record=record.as_dict())
+        self._outbox.enter("ready", "Ready")
 
-    async def _decode(self, launcher: Launcher, request: Request) -> RunRecord:
+    async def _decode(self, launcher: Launcher, request: Request, spans: SpanLog | None) -> RunRecord:
         """Answer the prompt with the loaded model."""
         model = self._model
         if model is None:
@@ -227,26 +221,30 @@ class Frontend:
             ban_eos=request.ban_eos,
             ignore_eos=request.ignore_eos,
             top_logits=request.top_logits,
+            digest=request.digest,
+            gpu_time=request.gpu_time,
         )
         stops = StopMatcher(request.stop)
-        prompt_ids = model.tokenizer.encode(self._prompt(model, request))
+        prompt_ids = model.tokenizer.encode(model.prompt(request.prompt, raw=request.raw))
         limit = model.llama.config.context_length
         context = request.context or min(limit, len(prompt_ids) + request.tokens)
         _start_afresh(launcher.pool, request)
-        session = DecodeSession(model.llama, launcher, kv=request.kv, context=context)
+        session = DecodeSession(model.llama, launcher, kv=request.kv, context=context, spans=spans)
         record = RunRecord(
             scenario={"model": model.name, "sha256": model.sha256, **request.as_dict(), "context": context},
             environment=self._environment(),
             prompt_ids=prompt_ids,
+            before=launcher.report(),
         )
-        with self._playing(launcher, session):
-            self._enter("kernels", "Compiling kernels")
-            await session.prepare(generation, len(prompt_ids), self._progress("kernels"))
+        with self._playing(launcher, session, request):
+            self._outbox.enter("kernels", "Compiling kernels")
+            await session.prepare(generation, len(prompt_ids), self._outbox.progress("kernels"))
+            await launcher.device.take_profile()  # of what was issued until now
             await self._answer(session, record, generation, stops, model.tokenizer)
-            self._sum_up(launcher.pool, record)
+            await self._sum_up(launcher, record, spans)
         return record
 
-    async def _grow(self, launcher: Launcher, request: Request) -> RunRecord:
+    async def _grow(self, launcher: Launcher, request: Request, spans: SpanLog | None) -> RunRecord:
         """Run a workload: no model, no prompt."""
         name = request.workload or ""
         start = FIRST_POSITIONS if request.start is None else request.start
@@ -257,27 +255,31 @@ class Frontend:
             scenario={"model": name, "sha256": None, **asked},
             environment=self._environment(),
             prompt_ids=[],
+            before=launcher.report(),
         )
-        with self._playing(launcher, pattern):
-            self._enter("kernels", "Compiling kernels")
-            await pattern.prepare(self._progress("kernels"))
-            self._enter("prefill", f"Filling {start:,} positions")
+        with self._playing(launcher, pattern, request):
+            self._outbox.enter("kernels", "Compiling kernels")
+            await pattern.prepare(self._outbox.progress("kernels"))
+            await launcher.device.take_profile()
+            self._outbox.enter("prefill", f"Filling {start:,} positions")
             async for event in pattern.run():
                 if event.index == 0:
-                    self._enter("decode", "Growing")
-                self._token(record, event, "")
+                    self._outbox.enter("decode", "Growing")
+                self._token(record, await _profiled(event, launcher, request, spans), "")
             record.finish_reason = "cancelled" if pattern.cancelled else "length"
-            self._sum_up(launcher.pool, record)
+            await self._sum_up(launcher, record, spans)
         return record
 
     @contextmanager
-    def _playing(self, launcher: Launcher, run: DecodeSession | KVPattern) -> Iterator[None]:
-        """``run`` can be cancelled inside, and has given everything back afterwards."""
+    def _playing(self, launcher: Launcher, run: DecodeSession | KVPattern, request: Request) -> Iterator[None]:
+        """``run`` can be cancelled and is profiled as asked inside; it has given everything back afterwards."""
         self._running = run
         try:
+            launcher.device.set_profile(spans=request.trace, passes=request.gpu_time)
             yield
         finally:
             self._running = None
+            launcher.device.set_profile()
             run.close()
             launcher.release_run()
             launcher.pool.flush()
@@ -292,43 +294,47 @@ class Frontend:
     ) -> None:
         # when end-of-generation tokens are fed back like any other, the text shows them
         detokenizer = Detokenizer(tokenizer, skip_special=not generation.ignore_eos)
-        self._enter("prefill", f"Reading {len(record.prompt_ids):,} prompt tokens")
+        self._outbox.enter("prefill", f"Reading {len(record.prompt_ids):,} prompt tokens")
         reason = None
-        async for event in session.generate(record.prompt_ids, generation, self._progress("tokens")):
-            if event.index == 0:
-                self._enter("decode", "Answering")
-            text = stops.push(detokenizer.push(event.id))
-            self._token(record, event, text)
-            if event.ends:
-                reason = "stop"
-            if stops.matched is not None:
-                reason = "stop_string"
-                break
+        async with aclosing(session.generate(record.prompt_ids, generation, self._outbox.progress("tokens"))) as events:
+            async for event in events:
+                if event.index == 0:
+                    self._outbox.enter("decode", "Answering")
+                text = stops.push(detokenizer.push(event.id))
+                self._token(record, event, text)
+                if event.ends:
+                    reason = "stop"
+                if stops.matched is not None:
+                    reason = "stop_string"
+                    break
         if reason is None:
             reason = "cancelled" if session.cancelled else "length"
         tail = stops.push(detokenizer.finish()) + stops.finish()
         if tail:
             record.text += tail
-            self._emit("token", text=tail, token=None, by_role=self._by_role())
+            self._outbox.emit("token", text=tail, token=None, by_role=self._by_role())
         record.finish_reason = reason
 
     def _token(self, record: RunRecord, event: TokenEvent, text: str) -> None:
         entry = record.add(event, text)
-        self._emit("token", text=text, token=entry, by_role=self._by_role())
+        self._outbox.emit("token", text=text, token=entry, by_role=self._by_role())
         if now_ms() - self._last_pool >= _FRAME_MS:
             self._pool()
 
-    def _sum_up(self, pool: BufferPool, record: RunRecord) -> None:
-        """The pool's figures and what it says of itself, while the run still holds its buffers."""
+    async def _sum_up(self, launcher: Launcher, record: RunRecord, spans: SpanLog | None) -> None:
+        """The figures of the pool and the launcher, while the run still holds its buffers; what is left to profile."""
         from stepwell.memory.explain import explain  # at the end of a run, not at the start of the page
 
-        text = explain(pool)
-        record.memory(pool.report(), text)
+        text = explain(launcher.pool)
+        record.memory(launcher.pool.report(), text)
+        record.launched(launcher.report())
         self._pool(text)
+        if spans is not None:
+            spans.add_profile(await launcher.device.take_profile())
 
     def _pool(self, text: str = "") -> None:
         """Tell the page the pool's classes, as little of them as it shows; ``text``: what the pool says of itself."""
-        self._emit("pool", classes=describe_classes(self._opened().pool), text=text)
+        self._outbox.emit("pool", classes=describe_classes(self._opened().pool), text=text)
         self._last_pool = now_ms()
 
     def _by_role(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Plain data for a page: policies with their options, workloads, the environment, and the size classes of a pool."""
+"""Plain data for a page: policies and launches with their options, workloads, the environment, a pool's classes."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -7,6 +7,7 @@ from typing import Any
 from stepwell import __version__
 from stepwell.decode.kv_pattern import POSITION_BYTES, WORKLOADS
 from stepwell.gpu.device import DeviceInfo
+from stepwell.launch.options import ABLATION, OPTIONS
 from stepwell.memory.policies import POLICIES
 from stepwell.memory.policies.options import Option, OptionKind
 from stepwell.memory.pool import CHOSEN_ROLES, BufferPool
@@ -26,6 +27,25 @@ def describe_workloads() -> list[dict[str, Any]]:
         {"name": name, "summary": found.summary, "tensors": found.tensors, "position_bytes": POSITION_BYTES}
         for name, found in WORKLOADS.items()
     ]
+
+
+def describe_launch_options() -> list[dict[str, Any]]:
+    """``default`` null: chosen by the launcher; a bound that is infinite is null."""
+    return [
+        {
+            **option._asdict(),
+            "kind": option.kind.value,
+            "choices": list(option.choices),
+            "minimum": _finite(option.minimum),
+            "maximum": _finite(option.maximum),
+        }
+        for option in OPTIONS
+    ]
+
+
+def describe_ablation() -> list[dict[str, Any]]:
+    """The arms; ``launch`` is what a request for one carries."""
+    return [{"name": name, "launch": options.changes()} for name, options in ABLATION]
 
 
 def describe_environment(info: DeviceInfo, host: Mapping[str, Any]) -> dict[str, object]:
@@ -76,7 +96,11 @@ def _option(option: Option) -> dict[str, Any]:
         "kind": option.kind.value,
         "summary": option.summary,
         "default": text,
-        "minimum": option.minimum if isfinite(option.minimum) else None,
-        "maximum": option.maximum if isfinite(option.maximum) else None,
+        "minimum": _finite(option.minimum),
+        "maximum": _finite(option.maximum),
         "choices": list(option.choices),
     }
+
+
+def _finite(bound: float) -> float | None:
+    return bound if isfinite(bound) else None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from stepwell.errors import BadFile
 from stepwell.models.llama import Llama
+from stepwell.text.chat import render_chat
 from stepwell.text.tokenizer import Tokenizer
 from stepwell.weights.gguf import GgufFile
 
@@ -18,6 +19,17 @@ class LoadedModel:
     llama: Llama
     tokenizer: Tokenizer
     chat_template: str | None
+
+    def prompt(self, text: str, *, raw: bool) -> str:
+        """``text`` as a conversation's only message, by the model's template; as it is if ``raw`` or without one."""
+        if raw or self.chat_template is None:
+            return text
+        return render_chat(
+            self.chat_template,
+            [{"role": "user", "content": text}],
+            bos_token=self.tokenizer.bos_token,
+            eos_token=self.tokenizer.eos_token,
+        )
 
     def describe(self) -> dict[str, object]:
         config = self.llama.config

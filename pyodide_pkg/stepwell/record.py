@@ -1,4 +1,4 @@
-"""The run record, schema 1: everything one run measured, as plain data.  Its JSON Schema lives with the harness."""
+"""The run record, schema 2: everything one run measured, as plain data.  Its JSON Schema lives with the harness."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -6,31 +6,40 @@ from typing import Any
 from stepwell.decode.timing import TokenEvent
 from stepwell.memory.ledger import MemoryReport
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(slots=True)
 class RunRecord:
-    """Grows with the run; ``as_dict`` is what is exported.  ``tokens[0]`` is the prefill: its ``ms`` is the TTFT."""
+    """Grows with the run; ``as_dict`` is what is exported.  ``tokens[0]`` is the prefill: its ``ms`` is the TTFT.
+
+    ``before`` is the launcher's report at the start: what it counts is of all its runs.
+    """
 
     scenario: dict[str, Any]
     environment: dict[str, Any]
     prompt_ids: list[int]
+    before: dict[str, Any]
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str = "cancelled"
     tokens: list[dict[str, Any]] = field(default_factory=list)
     _memory: dict[str, Any] = field(default_factory=dict)
+    _launch: dict[str, Any] = field(default_factory=dict)
 
     def add(self, event: TokenEvent, text: str) -> dict[str, Any]:
-        """Append a token; returns its entry."""
+        """Append a token, which must have been measured; returns its entry."""
+        if event.counters is None:
+            raise ValueError(f"token {event.index} was not measured: a record needs its counters")
         entry: dict[str, Any] = {
             "index": event.index,
             "position": event.position,
             "id": event.id,
             **asdict(event.timing),
-            **(asdict(event.counters) if event.counters else {}),
+            **asdict(event.counters),
         }
+        if event.digest:
+            entry["digest"] = event.digest
         if event.top_logits:
             entry["top_logits"] = [list(pair) for pair in event.top_logits]
         self.tokens.append(entry)
@@ -48,6 +57,14 @@ class RunRecord:
             "explanation": explanation,
         }
 
+    def launched(self, report: dict[str, Any]) -> None:
+        """Take the launcher's report at the end of the run, less what it counted before."""
+        created, reused = (sum(token[f"bind_groups_{how}"] for token in self.tokens) for how in ("created", "reused"))
+        self._launch = {
+            **_since(report, self.before),
+            "identity_rate": reused / (created + reused) if created + reused else None,
+        }
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
@@ -60,4 +77,20 @@ class RunRecord:
             "ttft_ms": self.tokens[0]["ms"] if self.tokens else None,
             "tokens": self.tokens,
             "memory": self._memory,
+            "launch": self._launch,
         }
+
+
+_COUNTED = frozenset(("recorded", "replayed", "invalidated", "refused", "evicted"))
+
+
+def _since(after: dict[str, Any], before: dict[str, Any], counted: bool = False) -> dict[str, Any]:
+    """``after`` with its counts less those of ``before``.  ``counted``: it has nothing else, and only what happened."""
+    made: dict[str, Any] = {}
+    for name, value in after.items():
+        counts = counted or name in _COUNTED
+        if isinstance(value, dict):
+            made[name] = _since(value, before.get(name, {}), counts)
+        else:
+            made[name] = value - before.get(name, 0) if counts else value
+    return {name: value for name, value in made.items() if value != 0} if counted else made

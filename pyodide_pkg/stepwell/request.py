@@ -6,12 +6,16 @@ from typing import Any
 
 from stepwell.decode.sampling import Sampling
 from stepwell.errors import BadRequest
+from stepwell.launch.options import LaunchOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``workload`` (a row of WORKLOADS) needs no model and no prompt: it uses ``start``, ``tokens``, ``kv`` and the
-    policy; everything else is for a model.  ``policy_options`` are checked by the policy's own table."""
+    """``workload`` (a row of WORKLOADS) needs no model and no prompt: it uses ``start``, ``tokens``, ``kv``, the
+    policy, ``launch``, ``gpu_time`` and ``trace``; everything else is for a model.
+
+    ``policy_options`` are checked by the policy's own table.  ``launch`` holds fields of LaunchOptions.
+    """
 
     prompt: str = ""
     raw: bool = False
@@ -32,6 +36,10 @@ class Request:
     policy_options: dict[str, Any] = field(default_factory=dict)
     budget_mib: int | None = None
     hard_budget: bool = False
+    launch: dict[str, Any] = field(default_factory=dict)
+    digest: bool = False
+    gpu_time: bool = False
+    trace: bool = False
 
     @classmethod
     def from_json(cls, text: str) -> "Request":
@@ -47,6 +55,9 @@ class Request:
         request = cls(**given)
         if request.budget_mib is not None and request.budget_mib < 1:
             raise BadRequest(f"budget_mib is {request.budget_mib}; it must be 1 MiB or more, or left out.")
+        if request.digest and request.workload is not None:
+            raise BadRequest(f"digest is of a model's logits; {request.workload} has none: leave it out.")
+        _ = request.launch_options
         return request
 
     @property
@@ -56,6 +67,11 @@ class Request:
     @property
     def budget_bytes(self) -> int | None:
         return None if self.budget_mib is None else self.budget_mib << 20
+
+    @property
+    def launch_options(self) -> LaunchOptions:
+        """Which engine runs this.  BadRequest for what ``launch`` must not hold."""
+        return LaunchOptions.from_dict(self.launch)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

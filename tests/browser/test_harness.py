@@ -1,5 +1,6 @@
 """The harness against the real page: adapter assertion, a run through the form, cancelling, and clear failures."""
 
+import json
 import signal
 import threading
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
+from harness import ablate
 from harness.adapter import assert_adapter
 from harness.browser import Profile
 from harness.errors import RunError, SetupError
@@ -68,6 +70,48 @@ def test_a_workload_through_the_form(runner: PageRunner) -> None:
     assert again["scenario"]["policy_options"] == {}
     assert again["scenario"]["budget_mib"] is None
     assert again["token_ids"] == record["token_ids"]
+
+
+def test_launches_digests_and_a_trace_through_the_form(runner: PageRunner) -> None:
+    launch = {"shared_pass": "false", "submit_every": "32", "params": "uniform_pool", "replay": "False"}
+    asked = Scenario("1, 2, 3,", tokens=6, raw=True, launch=launch, digest=True, trace=True)
+    slow = runner.run(asked)
+    typed = {"shared_pass": False, "submit_every": 32, "params": "uniform_pool", "replay": False}
+    assert slow["scenario"]["launch"] == typed
+    assert typed.items() <= slow["launch"]["options"].items()
+    events = json.loads(runner.trace())["traceEvents"]
+    assert {"encode", "submit", "wait"} <= {event["name"] for event in events if event["ph"] == "X"}
+    fast = runner.run(Scenario("1, 2, 3,", tokens=6, raw=True))  # nothing of the run before is left in the form
+    assert fast["scenario"]["launch"] == {}
+    assert fast["token_ids"] == slow["token_ids"]
+    assert "digest" not in fast["tokens"][0]
+    assert fast["launch"]["plans"]["replayed"] > slow["launch"]["plans"]["replayed"] == 0
+    assert max(token["passes"] for token in slow["tokens"]) > max(token["passes"] for token in fast["tokens"])
+    with pytest.raises(RunError, match="has no trace"):
+        runner.trace()
+
+
+def test_time_on_the_gpu_through_the_form(runner: PageRunner) -> None:
+    scenario = Scenario("1, 2, 3,", tokens=3, raw=True, gpu_time=True)
+    if "timestamp-query" in runner.run(Scenario("1", tokens=1, raw=True))["environment"]["features"]:
+        first, *rest = (token["gpu_ms"] for token in runner.run(scenario)["tokens"])
+        assert first > 0
+        assert sum(rest) > 0  # of two steps; which token shows it depends on how far ids lag
+    else:
+        with pytest.raises(RunError, match="timestamp-query"):
+            runner.run(scenario)
+
+
+def test_an_ablation_of_some_arms(runner: PageRunner) -> None:
+    plan = ablate.Plan(ablate.choose_arms("+shared pass,+plan replay"), 12, 1, Scenario("1, 2, 3,", raw=True), skip=6)
+    main, shared, replay = ablate.run_plan(plan, runner.run, lambda _: None).rows
+    assert [row.difference for row in (main, shared, replay)] == [""] * 3
+    assert main.counts["passes_per_token"] == main.counts["launches_per_token"] > 200
+    assert main.counts["bind_groups_per_token"] == main.counts["launches_per_token"]
+    assert main.counts["uploads_per_token"] >= main.counts["launches_per_token"]
+    assert shared.counts["passes_per_token"] <= 2
+    assert (replay.counts["bind_groups_per_token"], replay.counts["replayed_per_token"]) == (0, 1)
+    assert replay.counts["uploads_per_token"] <= 1
 
 
 def test_the_next_run_starts_from_a_clean_answer(runner: PageRunner) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +12,18 @@ import pytest
 from harness import record as records
 from stepwell.clock import now_ms
 from stepwell.decode.kv_pattern import KVPattern
+from stepwell.engines import ENGINES, Engines
 from stepwell.errors import BadRequest
 from stepwell.frontend import Frontend
 from stepwell.gpu.device import Device
 from stepwell.gpu.fake_device import FakeDevice
+from stepwell.launch.options import ABLATION, OPTIONS, LaunchOptions
 from stepwell.memory.policies import POLICIES, make_policy
+from stepwell.memory.pool import BufferPool
 from stepwell.request import Request
+from stepwell.text.backends import rust_backend
+from stepwell.weights.source import FileSource
+from tests.tiny_llama import write_tiny_llama
 
 HOST = {"browser": "CPython", "cross_origin_isolated": True, "timer_resolution_us": 1, "pyodide": "none"}
 WORKLOAD = {"workload": "kv16", "kv": "grow", "start": 2100, "tokens": 5, "policy": "bucket"}
@@ -24,10 +32,11 @@ WORKLOAD = {"workload": "kv16", "kv": "grow", "start": 2100, "tokens": 5, "polic
 class Page:
     """Takes the place of the page: keeps the messages of one frontend on a FakeDevice."""
 
-    def __init__(self) -> None:
-        self.device = FakeDevice(log_limit=0)
+    def __init__(self, model: Path | None = None, **device: Any) -> None:
+        self.device = FakeDevice(log_limit=0, **device)
+        self.model = model
         self.messages: list[dict[str, Any]] = []
-        self.frontend = Frontend(self._hear, json.dumps(HOST), lambda _: list, self._open)
+        self.frontend = Frontend(self._hear, json.dumps(HOST), self._make_tokenizer, self._open)
 
     def _hear(self, text: str) -> None:
         self.messages.append(json.loads(text))
@@ -35,11 +44,17 @@ class Page:
     async def _open(self) -> Device:
         return self.device
 
+    def _make_tokenizer(self, document: str) -> Any:
+        encode = rust_backend(document)
+        return lambda text: SimpleNamespace(to_py=lambda: encode(text))  # stands for the proxy of an Int32Array
+
     def run(self, *requests: dict[str, Any]) -> list[dict[str, Any]]:
         """The records of some requests, each of them valid by the schema."""
 
         async def run() -> None:
             await self.frontend.open()
+            if self.model is not None:
+                await self.frontend.load_source('{"name": "tiny"}', FileSource(self.model))
             for request in requests:
                 await self.frontend.run(json.dumps(request))
 
@@ -162,6 +177,11 @@ def test_every_option_can_be_set_as_it_is_listed(page: Page) -> None:
         ({**WORKLOAD, "policy_options": [3]}, "policy_options is"),
         ({**WORKLOAD, "budget_mib": 0}, "1 MiB or more"),
         ({**WORKLOAD, "start": "2000"}, "start is '2000'"),
+        ({**WORKLOAD, "launch": {"speed": 9}}, "no launch option is named 'speed'"),
+        ({**WORKLOAD, "launch": {"replay": "perhaps"}}, "replay is 'perhaps'; it must be true or false"),
+        ({**WORKLOAD, "launch": [1]}, "launch is"),
+        ({**WORKLOAD, "digest": True}, "kv16 has none"),
+        ({**WORKLOAD, "trace": 1}, "trace is 1; it must be of type bool"),
         ({"prompt": "Hi"}, "no model is loaded"),
         ({"tokens": 3}, "no prompt"),
         ({"prompt": "Hi", "colour": "red"}, "a field 'colour'"),
@@ -184,7 +204,7 @@ def test_cancel_ends_a_workload(page: Page) -> None:
         if '"type":"token"' in text:
             page.frontend.cancel()
 
-    page.frontend = Frontend(cancelling, json.dumps(HOST), lambda _: list, page._open)
+    page.frontend = Frontend(cancelling, json.dumps(HOST), page._make_tokenizer, page._open)
     (record,) = page.run({**WORKLOAD, "tokens": 50})
     assert record["finish_reason"] == "cancelled"
     assert len(record["tokens"]) == 1
@@ -197,3 +217,124 @@ def test_null_is_the_default_and_json_round_trips() -> None:
     assert Request.from_json(json.dumps(request.as_dict())) == request
     with pytest.raises(BadRequest, match="must be of type int"):
         Request.from_json('{"prompt": "x", "tokens": true}')
+
+
+# ---- launches ------------------------------------------------------------------------------------------------------
+
+MAIN = ABLATION[0][1].changes()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_tiny_llama(path)
+    return path
+
+
+def test_the_page_is_told_how_steps_can_be_launched(page: Page) -> None:
+    page.run()
+    (environment,) = page.of("environment")
+    listed = {option["name"]: option for option in environment["launch_options"]}
+    assert list(listed) == [option.name for option in OPTIONS]
+    assert set(listed["params"]) == {"name", "kind", "default", "summary", "choices", "minimum", "maximum"}
+    assert listed["params"]["choices"] == ["auto", "uniform_pool", "call_site", "immediates"]
+    assert (listed["submit_every"]["minimum"], listed["readback_depth"]["maximum"]) == (None, 64)
+    assert LaunchOptions.from_dict({name: option["default"] for name, option in listed.items()}) == LaunchOptions()
+    arms = [(arm["name"], LaunchOptions.from_dict(arm["launch"])) for arm in environment["ablation"]]
+    assert arms == list(ABLATION)
+
+
+def test_an_engine_is_kept_for_each_set_of_options_up_to_a_bound() -> None:
+    device = FakeDevice(log_limit=0)
+    engines = Engines(device, BufferPool(device), bound=2)
+    closed: list[LaunchOptions] = []
+    options = [LaunchOptions(submit_every=n) for n in (1, 2, 3)]
+
+    def get(which: LaunchOptions) -> Any:
+        found: Any = engines.get(which)
+        close = found.close
+        found.close = lambda: (closed.append(which), close())
+        return found
+
+    first, second = get(options[0]), get(options[1])
+    assert first is not second
+    assert engines.get(LaunchOptions(submit_every=1)) is first
+    assert first.options == options[0]
+    assert (first.device, first.pool) == (second.device, second.pool)
+    get(options[2])
+    assert closed == [options[1]]
+    assert len(engines) == 2
+    assert len(ABLATION) <= ENGINES
+
+
+def test_a_record_says_how_this_run_was_launched(page: Page) -> None:
+    slow, fast, again = page.run({**WORKLOAD, "launch": MAIN}, WORKLOAD, {**WORKLOAD, "launch": MAIN})
+    assert page.of("error") == []
+    assert slow["scenario"]["launch"] == MAIN
+    assert slow["launch"]["options"] == ABLATION[0][1].as_dict()
+    assert slow["launch"]["params"] == "uniform_pool"
+    assert fast["scenario"]["launch"] == {}
+    assert fast["launch"]["options"] == LaunchOptions().as_dict()
+    assert fast["launch"]["params"] in ("call_site", "immediates")
+    assert slow["launch"]["identity_rate"] == 0
+    step, quick = slow["tokens"][3], fast["tokens"][3]
+    assert step["passes"] == step["launches"] == step["bind_groups_created"]
+    assert quick["passes"] < step["passes"]
+    assert quick["launches"] == step["launches"]
+    reused = sum(token["bind_groups_reused"] for token in fast["tokens"])
+    assert fast["launch"]["identity_rate"] == reused / sum(token["launches"] for token in fast["tokens"]) > 0
+    counted = ("passes", "encoders", "submits", "syncs", "bind_groups_created", "uploads", "upload_bytes", "refused")
+    assert [[token[name] for name in counted] for token in again["tokens"]] == [
+        [token[name] for name in counted] for token in slow["tokens"]
+    ]
+    assert again["launch"] == slow["launch"]  # what is counted is of one run, not of all of the engine's
+
+
+def test_every_arm_gives_the_same_tokens_and_digests(tiny: Path) -> None:
+    page = Page(tiny)
+    asked = {"prompt": "Hi there", "tokens": 8, "kv": "static", "ban_eos": True, "digest": True}
+    records_ = page.run(*({**asked, "launch": options.changes()} for _, options in ABLATION))
+    assert page.of("error") == []
+    assert len(records_) == len(ABLATION)
+    assert len({tuple(record["token_ids"]) for record in records_}) == 1
+    assert len({tuple(token["digest"] for token in record["tokens"]) for record in records_}) == 1
+    assert [record["launch"]["options"] for record in records_] == [options.as_dict() for _, options in ABLATION]
+    replayed = [sum(token["replayed"] for token in record["tokens"]) for record in records_]
+    assert replayed[:6] == [0] * 6
+    assert min(replayed[6:]) > 0
+    page.frontend.close()
+    assert set(page.device.table_sizes().values()) == {0}
+
+
+def test_a_model_stays_when_its_first_engine_makes_room(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepwell.engines.ENGINES", 1)
+    monkeypatch.setattr(Engines.__init__, "__defaults__", (1,))
+    page = Page(tiny)
+    asked = {"prompt": "Hi", "tokens": 3, "ban_eos": True}
+    first, other, again = page.run(asked, {**asked, "launch": MAIN}, asked)
+    assert page.of("error") == []
+    assert first["token_ids"] == other["token_ids"] == again["token_ids"]
+    page.frontend.close()
+    assert set(page.device.table_sizes().values()) == {0}
+
+
+@pytest.mark.parametrize("what", ["model", "workload"])
+def test_time_on_the_gpu_and_a_trace_are_there_when_asked_for(what: str, tiny: Path, page: Page) -> None:
+    page.model = tiny
+    asked = {"prompt": "Hi", "tokens": 5, "ban_eos": True} if what == "model" else WORKLOAD
+    plain, timed = page.run(asked, {**asked, "gpu_time": True, "trace": True})
+    assert page.of("error") == []
+    assert {token["gpu_ms"] for token in plain["tokens"]} == {None}
+    assert all(token["gpu_ms"] >= 0 for token in timed["tokens"])
+    assert "digest" not in plain["tokens"][0]
+    (trace,) = page.of("trace")
+    kinds = [message["type"] for message in page.messages]
+    assert kinds.index("trace") == len(kinds) - 3  # before the second done, and after the first
+    events = json.loads(trace["text"])["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {tracks[span["tid"]] for span in spans} == {"python", "js", "gpu"}
+    assert {"encode", "submit", "wait"} <= {span["name"] for span in spans}
+    assert min(span["dur"] for span in spans) >= 0
+    assert page.device.table_sizes()["buffers"] > 0
+    page.frontend.close()

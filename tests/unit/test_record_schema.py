@@ -11,6 +11,7 @@ import pytest
 from harness import record as records
 from harness.errors import RunError
 from stepwell.decode.timing import StepCounters, StepTiming
+from stepwell.launch.options import LaunchOptions
 from stepwell.memory.buffer import Role
 from stepwell.memory.ledger import RoleReport
 from tests.run_records import make_record
@@ -26,7 +27,9 @@ def test_a_record_is_accepted() -> None:
 def test_an_empty_run_and_logits_are_accepted() -> None:
     records.check({**make_record([]), "finish_reason": "cancelled"})
     record = make_record([30])
-    record["tokens"][0]["top_logits"] = [[5, 1.25], [7, -3]]
+    record["tokens"][0] |= {"top_logits": [[5, 1.25], [7, -3]], "digest": "0123456789abcdef", "gpu_ms": 1.5}
+    record["tokens"][0] |= {"replayed": 1, "refused": None}
+    record["launch"]["identity_rate"] = None
     record["scenario"]["sha256"] = ""
     records.check(record)
 
@@ -35,13 +38,16 @@ def test_the_schema_names_what_the_package_measures() -> None:
     schema = json.loads(records.SCHEMA.read_text(encoding="utf-8"))
     token = schema["$defs"]["token"]
     measured = {field.name for kind in (StepTiming, StepCounters) for field in fields(kind)}
-    assert set(token["properties"]) == {"index", "position", "id", *measured, "top_logits"}
+    assert set(token["required"]) == {"index", "position", "id", *measured}
+    assert set(token["properties"]) == {*token["required"], "top_logits", "digest"}
+    options = schema["properties"]["launch"]["properties"]["options"]
+    assert options["required"] == [field.name for field in fields(LaunchOptions)]
     assert set(schema["$defs"]["account"]["required"]) == {field.name for field in fields(RoleReport)}
     assert set(schema["properties"]["memory"]["properties"]["by_role"]["propertyNames"]["enum"]) == set(Role)
 
 
 FAULTS: dict[str, tuple[Change, str]] = {
-    "schema": (lambda r: r.update(schema=2), r"\$\.schema"),
+    "schema": (lambda r: r.update(schema=1), r"\$\.schema"),
     "missing": (lambda r: r.pop("memory"), "memory"),
     "unknown": (lambda r: r.update(extra=1), "extra"),
     "finish": (lambda r: r.update(finish_reason="tired"), r"\$\.finish_reason"),
@@ -54,7 +60,16 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "adapter": (lambda r: r["environment"]["adapter"].pop("is_software"), "is_software"),
     "ids": (lambda r: r["token_ids"].pop(), "their ids are not"),
     "index": (lambda r: r["tokens"][1].update(index=5), "count from 0"),
-    "parts": (lambda r: r["tokens"][1].update(wait_ms=500), r"tokens\[1\].*exceed"),
+    "wait": (lambda r: r["tokens"][1].update(wait_ms=500), r"tokens\[1\]: wait_ms exceeds ms"),
+    "parts": (lambda r: [token.update(encode_ms=25) for token in r["tokens"]], "exceed ms in all"),
+    "replayed": (lambda r: r["tokens"][1].update(replayed=2), r"\$\.tokens\[1\]\.replayed"),
+    "digest": (lambda r: r["tokens"][1].update(digest="xyz"), r"\$\.tokens\[1\]\.digest"),
+    "no digest": (lambda r: r["scenario"].update(digest=True), r"tokens\[0\]: the scenario asks for digest"),
+    "no GPU time": (lambda r: r["scenario"].update(gpu_time=True), r"tokens\[0\]: the scenario asks for gpu_time"),
+    "params": (lambda r: r["launch"].update(params="auto"), r"\$\.launch\.params"),
+    "options": (lambda r: r["launch"]["options"].pop("replay"), "'replay' is a required"),
+    "plans": (lambda r: r["launch"]["plans"]["refused"].update(tired="very"), r"refused\.tired"),
+    "variants": (lambda r: r["launch"]["variants"]["matmul"].pop("shapes"), "shapes"),
 }
 
 

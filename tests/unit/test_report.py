@@ -195,3 +195,16 @@ def test_a_chart_of_one_step() -> None:
 )
 def test_ticks(low: float, high: float, count: int, expected: list[float]) -> None:
     assert report.ticks(low, high, count) == pytest.approx(expected)
+
+
+def test_the_launch_line_says_what_was_replayed_and_why_not() -> None:
+    record = make_record([30, 10, 10, 10])
+    for token, refused in zip(record["tokens"], ("prefill", "recorded", None, None), strict=True):
+        token |= {"refused": refused, "replayed": int(refused is None)}
+    assert summary.launch_line(record) == (
+        "parameters: immediates; 2 of 3 decode steps replayed, recorded: 1; 50% of bindings seen before"
+    )
+    record["launch"]["identity_rate"] = None
+    for token in record["tokens"]:
+        token["gpu_ms"] = 2.5
+    assert summary.launch_line(record).endswith("replayed, recorded: 1; GPU 2.50 ms per token (median)")

@@ -3,7 +3,7 @@
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from stepwell.clock import now_ms
@@ -125,7 +125,7 @@ class DecodeSession:
         prompt: Sequence[int],
         generation: Generation,
         progress: Callable[[int, int], None] | None = None,
-    ) -> AsyncIterator[TokenEvent]:
+    ) -> AsyncGenerator[TokenEvent, None]:
         """Prefill ``prompt``, then yield tokens until the end, a limit or ``cancel``.
 
         The first event's time covers the prefill.  ``progress`` gets (prompt tokens done, in total).  A caller that
