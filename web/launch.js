@@ -43,9 +43,12 @@ function sorted(launch) {
   return JSON.stringify(Object.entries(launch).sort());
 }
 
-/** Of some steps of one run: how many were replayed, and why the others were not, `{replayed, refused: Map}`. */
+/**
+ * Of some steps of one run: how many were nothing but a replay, and why the others were not, `{replayed, refused: Map}`.
+ * The step that records a plan is issued live and replayed once, to compare: it has a reason.
+ */
 export function replayShare(steps) {
   const refused = new Map();
   for (const { refused: reason } of steps) if (reason) refused.set(reason, (refused.get(reason) ?? 0) + 1);
-  return { replayed: steps.filter(({ replayed }) => replayed).length, refused };
+  return { replayed: steps.filter(({ replayed, refused: reason }) => replayed && !reason).length, refused };
 }

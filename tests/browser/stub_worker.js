@@ -198,7 +198,7 @@ function entry(request, index, pace) {
 
 function launchCounters({ launch = {}, digest, gpu_time: gpuTime, prompt }, index) {
   const off = launch.shared_pass === false;
-  const reasons = ["prefill", "first use", "recorded"];
+  const reasons = ["prefill", "recorded"];
   const refused = launch.replay === false ? "off" : (reasons[index] ?? null);
   const wrong = prompt === "logits" && off && index === 2;
   return {
@@ -212,7 +212,7 @@ function launchCounters({ launch = {}, digest, gpu_time: gpuTime, prompt }, inde
     uploads_skipped: off ? 0 : 244,
     immediates: off ? 0 : 1,
     immediates_bytes: off ? 0 : 16,
-    replayed: refused ? 0 : 1,
+    replayed: refused && refused !== "recorded" ? 0 : 1, // what is recorded is replayed once, to compare
     refused,
     gpu_ms: gpuTime ? 2.5 : null,
     ...(digest ? { digest: `${wrong ? 1 : 0}${index}`.padStart(16, "0") } : {}),
@@ -221,7 +221,11 @@ function launchCounters({ launch = {}, digest, gpu_time: gpuTime, prompt }, inde
 
 function launchSummary({ launch = {} }, tokens) {
   return {
-    options: launch,
+    options: {
+      ...{ shared_pass: true, bind_group_cache: true, skip_uploads: true, submit_every: 0, submit_every_ms: 0 },
+      ...{ params: "auto", replay: true, readback_depth: null, bind_groups: 2048, variants_per_node: null },
+      ...{ width_ladder: true, ...launch },
+    },
     params: "immediates",
     identity_rate: 0.984,
     plans: { recorded: 2, replayed: tokens.filter(({ replayed }) => replayed).length, refused: {}, invalidated: 1 },
@@ -234,7 +238,7 @@ function launchSummary({ launch = {} }, tokens) {
 function record(request, tokens) {
   return {
     ...(OLDER ? {} : { launch: launchSummary(request, tokens) }),
-    schema: 1,
+    schema: OLDER ? 1 : 2,
     scenario: { model: request.workload ?? "stub", sha256: null, ...request },
     environment,
     prompt_ids: request.workload ? [] : Array(PROMPT_TOKENS).fill(1),

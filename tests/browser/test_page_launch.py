@@ -152,16 +152,16 @@ def test_counters_of_the_launch_path(open_page: Opened) -> None:
     assert rows["Uploads skipped"] == ["244", "244", "244"]
     assert rows["Immediates set"] == ["1", "1", "1"]
     assert rows["… in passes, by the GPU's clock"] == ["2.50\xa0ms"] * 3
-    assert rows["Steps replayed"] == ["8 of 10 (80\xa0%)"]
-    assert rows["Not replayed"] == ["first use 1, recorded 1"]
-    assert rows["Launches with bindings seen before"] == ["98\xa0%"]
+    assert rows["Steps replayed"] == ["9 of 10 (90\xa0%)"]
+    assert rows["Not replayed"] == ["recorded 1"]
+    assert rows["Bindings seen before"] == ["98\xa0%"]
     assert rows["Step's scalars by"] == ["immediates"]
     assert rows["Plans"] == ["2 recorded, 1 invalidated"]
     assert rows["Bind groups kept"] == ["488, 3 evicted"]
     assert rows["Kernel variants"] == ["5 for 2 nodes"] and rows["… evicted"] == ["2"]
     assert rows["Workspaces"] == ["3\xa0MiB"]
     asides = page.locator("#launch .aside[data-option]").all_inner_texts()
-    assert asides == ["1 pass", "0 new", "80\xa0%"]
+    assert asides == ["1 pass", "0 new", "90\xa0%"]
     page.get_by_role("button", name="All off (main)").click()
     run(page)
     assert page.locator("#launch .aside[data-option]").all_inner_texts() == ["244 passes", "244 new", "0\xa0%"]

@@ -89,7 +89,7 @@ def test_page_forbids_eval_and_foreign_requests(open_page: Opened) -> None:
 
 
 def test_first_run_loads_the_model_and_streams_the_answer(open_page: Opened, server_url: str) -> None:
-    page = open_page(older=True)
+    page = open_page()
     state(page, "ready")
     page.evaluate(
         "() => { window.seen = []; new MutationObserver(() => seen.push([document.documentElement.dataset.state,"

@@ -99,7 +99,7 @@ function recordFacts({ params, identity_rate: identity, plans, bind_groups: grou
   const sum = (name) => nodes.reduce((total, node) => total + (node[name]?.length ?? node[name]), 0);
   return [
     params && ["Step's scalars by", params],
-    Number.isFinite(identity) && ["Launches with bindings seen before", percent(identity)],
+    Number.isFinite(identity) && ["Bindings seen before", percent(identity)],
     plans && ["Plans", `${number(plans.recorded)} recorded, ${number(plans.invalidated)} invalidated`],
     groups && ["Bind groups kept", `${number(groups.size)}, ${number(groups.evicted)} evicted`],
     nodes.length && ["Kernel variants", `${number(sum("shapes"))} for ${plural(nodes.length, "node")}`],
