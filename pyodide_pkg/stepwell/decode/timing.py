@@ -120,7 +120,7 @@ class Meter:
     ) -> StepCounters:
         """The record of a step that cost so much."""
         return StepCounters(
-            **cost.issued.as_dict(),
+            **cost.issued.as_dict() | {"replayed": int(refused is None)},  # not the replay that a recording is tried with
             **dict(zip(_POOL, cost.moved, strict=True)),
             refused=refused,
             gpu_ms=gpu_ms,
