@@ -17,6 +17,7 @@ class Executor {
     this.profile = new DeviceProfile(device);
     this.program = new Uint32Array(1 << 14);
     this.failure = null;
+    this.deliver = null;
     this.openScopes();
     device.lost.then(({ reason, message }) => {
       if (reason !== "destroyed") this.fail("DeviceLost", message || "the GPU device was lost");
@@ -149,12 +150,18 @@ class Executor {
     this.device.queue.writeBuffer(this.tables.buffer(handle), offset, bytes);
   }
 
-  // A promise whose failure nobody needs to look at; 4 bytes come as a number. It leaves `failure` for the next awaited
-  // method: only who awaits it, and says so by `acknowledge`, has heard of it.
-  readBuffer(handle, offset, nbytes) {
-    const bytes = this.read(handle, offset, nbytes);
-    bytes.catch(() => {});
-    return bytes;
+  // deliver(ticket, bytes, error) is Python's, one of the two undefined; it is there until `close`.
+  setDeliver(deliver) {
+    this.deliver = deliver;
+  }
+
+  // Delivers bytes (4 as a number) or what went wrong. An error leaves `failure` for the next awaited method: only who
+  // awaits the read, and says so by `acknowledge`, has heard of it.
+  readBuffer(ticket, handle, offset, nbytes) {
+    this.read(handle, offset, nbytes).then(
+      (bytes) => this.deliver?.(ticket, bytes, undefined),
+      (error) => this.deliver?.(ticket, undefined, error),
+    );
   }
 
   async read(handle, offset, nbytes) {
@@ -259,6 +266,7 @@ class Executor {
   }
 
   close() {
+    this.deliver = null;
     this.tables.clear();
     this.device.destroy();
     this.fail("DeviceLost", "the device was closed");

@@ -1,5 +1,6 @@
 """``JsDevice``: the Device over ``navigator.gpu``.  Runs in Pyodide only; the JS half are the files of ``_SCRIPT``."""
 
+import asyncio
 import json
 from array import array
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
@@ -8,7 +9,7 @@ from typing import Any
 
 from js import Float64Array  # type: ignore[import-not-found]
 from pyodide.code import run_js  # type: ignore[import-not-found]
-from pyodide.ffi import JsException, to_js  # type: ignore[import-not-found]
+from pyodide.ffi import JsException, create_proxy, to_js  # type: ignore[import-not-found]
 
 from stepwell import errors
 from stepwell.gpu.device import Binding, BufferUsage, ByteSource, Chunk, DeviceInfo, Layout, Profile, Progress, Span
@@ -124,6 +125,10 @@ class JsDevice:
         self._submit = executor.submit
         self._replay = executor.replay
         self._read = executor.readBuffer
+        self._reads: dict[int, _Read] = {}  # that were started and are not done, by ticket
+        self._ticket = 0
+        self._deliver = create_proxy(self._on_read)
+        executor.setDeliver(self._deliver)
         self._assign: Any = None
         self._assigned = 0
         granted = json.loads(executor.granted())
@@ -178,7 +183,10 @@ class JsDevice:
             raise _raised(exception) from None
 
     def read_buffer(self, buffer: int, offset: int, nbytes: int) -> Awaitable[bytes]:
-        return _Read(self._js, self._read(buffer, offset, nbytes))
+        ticket = self._ticket = self._ticket + 1
+        read = self._reads[ticket] = _Read(self._js)
+        self._read(ticket, buffer, offset, nbytes)
+        return read
 
     async def upload(self, source: ByteSource, chunks: Sequence[Chunk], progress: Progress | None = None) -> None:
         ordered = sorted(chunks)
@@ -224,6 +232,13 @@ class JsDevice:
 
     def close(self) -> None:
         self._js.close()
+        self._deliver.destroy()
+        while self._reads:
+            self._reads.popitem()[1].settle(None, errors.DeviceLost("the device was closed"))
+
+    def _on_read(self, ticket: int, data: Any, error: Exception | None) -> None:
+        """Called from JS when a read is done."""
+        self._reads.pop(ticket).settle(data, error)
 
     def _hand_over(self, program: "array[int]") -> int:
         """Copy a program to the other side; returns its length.  Steps of one length share the view they go to."""
@@ -242,17 +257,37 @@ class JsDevice:
 
 
 class _Read:
-    """A read that was started.  A failure is raised where it is awaited, and nowhere if it never is."""
+    """A read that was started.  A failure is raised where it is awaited, and nowhere if it never is.
 
-    __slots__ = ("_executor", "_promise")
+    JS calls back with the data: to await a promise of its own for every token would be one call more, and two proxies.
+    """
 
-    def __init__(self, executor: Any, promise: Awaitable[Any]) -> None:
-        self._executor, self._promise = executor, promise
+    __slots__ = ("_data", "_done", "_error", "_executor", "_waiting")
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self._data = b""
+        self._error: Exception | None = None
+        self._done = False
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def settle(self, data: Any, error: Exception | None) -> None:
+        """``data``: 4 bytes as a number, or a Uint8Array."""
+        if error is None:
+            self._data = data.to_bytes(4, "little") if isinstance(data, int) else data.to_bytes()
+        self._error, self._done = error, True
+        for future in self._waiting:
+            if not future.done():  # whoever waited may have been cancelled
+                future.set_result(None)
 
     def __await__(self) -> Generator[Any, None, bytes]:
-        try:
-            data = yield from self._promise.__await__()
-        except JsException as exception:
-            self._executor.acknowledge(exception)
-            raise _raised(exception) from None
-        return data.to_bytes(4, "little") if isinstance(data, int) else data.to_bytes()
+        if not self._done:
+            future: asyncio.Future[None] = asyncio.Future()  # the loop's own kind schedules a second call of JS
+            self._waiting.append(future)
+            yield from future.__await__()
+        if isinstance(self._error, JsException):
+            self._executor.acknowledge(self._error)
+            raise _raised(self._error)
+        if self._error is not None:
+            raise self._error
+        return self._data
