@@ -4,6 +4,7 @@ import hashlib
 from array import array
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from stepwell.clock import now_ms
@@ -77,6 +78,7 @@ class DecodeSession:
         self._closed = False
         self._history: list[int] = []
         self._flights: deque[Flight] = deque()  # issued decode steps whose results are to come, oldest first
+        self._current: object = None  # the generation under way; an older one may still be closed by the event loop
         number = pool.new_session()
         make_cache, _ = KV_MODES[kv]
         self._cache = make_cache(pool, config.n_layers, model.kv_width_bytes, context)
@@ -132,6 +134,7 @@ class DecodeSession:
         stops early closes the iterator (contextlib.aclosing), or what is in flight ends with the next generation.
         """
         self._check(prompt)
+        self._current = current = object()
         await self._settle()
         self._cancelled = False
         run = _Run(generation, self._depth(generation), now_ms())
@@ -143,17 +146,22 @@ class DecodeSession:
                 yield event
                 if event.ends or event.index + 1 == generation.max_tokens:
                     return
+                if self._current is not current:
+                    raise BadRequest("a later generation of this session took the place of this one: ask for one only.")
                 event = await self._next(event, run)
         finally:
-            await self._settle()
+            if self._current is current:
+                await self._settle()
 
     def close(self) -> None:
-        """Give every buffer back.  Safe to call twice."""
+        """Give every buffer back.  Safe to call twice.
+
+        What is being read back of a generation that nobody closed follows when that ends.
+        """
         if self._closed:
             return
         self._closed = True
-        self._flights.clear()
-        self._stepper.close()
+        self._stepper.close(reading=bool(self._flights))
         self._cache.close()
 
     # ---- inside -----------------------------------------------------------------------------------------------------
@@ -174,8 +182,8 @@ class DecodeSession:
 
         None where the host chooses the token.  A growing cache would need one more set of tensors for each.
         """
-        if not generation.want.on_gpu:
-            return 0
+        if not generation.want.on_gpu or generation.gpu_time:
+            return 0  # with gpu_time: the passes of a step in flight would count for another token
         depth = self._launcher.options.readback_depth
         if depth is None:
             return 1 if self._cache.stable else 0
@@ -256,14 +264,17 @@ class DecodeSession:
 
     async def _settle(self) -> None:
         """Abandon what is in flight, once the GPU is done with it."""
-        while self._flights:
-            read = self._flights.popleft().read
-            if read is not None:
-                try:
-                    await read
-                except StepwellError:
-                    continue  # of a step that has not happened
-        if not self._closed:
+        flights = self._flights
+        while flights:
+            flight = flights[0]  # until it is over: whoever else settles waits for it, too
+            if flight.read is not None:
+                with suppress(StepwellError):  # of a step that has not happened
+                    await flight.read
+            if flights and flights[0] is flight:
+                flights.popleft()
+        if self._closed:
+            self._stepper.release_ring()
+        else:
             self._cache.abandon()
 
     async def _result(self, flight: Flight, run: "_Run") -> bytes:

@@ -69,14 +69,14 @@ class Stepper:
         self._turn = 0
         self._want = Want(on_gpu=True)
         self._nbytes = 0
-        self._distrusted = False  # a replay did not do what its step did
+        self._no_plans = ""  # why steps are no longer recorded
         self.wants_record = False  # a plan is due, as soon as nothing is in flight
 
     def configure(self, want: Want, depth: int) -> None:
         """What the next steps bring back.  Nothing may be in flight."""
         self._want, self._nbytes = want, want.nbytes(self._model.config.vocab_size)
         if len(self._ring) != depth + 1 or self._ring[0].requested < self._nbytes:
-            self._release_ring()
+            self.release_ring()
             for _ in range(depth + 1):
                 self._ring.append(self._pool.acquire(self._nbytes, Role.STAGING, "readback"))
         self.wants_record = False
@@ -136,13 +136,19 @@ class Stepper:
             self._steady.release()
         self._launcher.kernels.release_workspaces()
 
-    def close(self) -> None:
-        """Give every buffer back.  Nothing may be in flight."""
+    def close(self, *, reading: bool = False) -> None:
+        """Give every buffer back; what is being read back has to wait for ``release_ring``."""
         self._launcher.plans.forget(self._number)
         if self._steady is not None:
             self._steady.release()
-        self._release_ring()
+        if not reading:
+            self.release_ring()
         self._pool.release(self._ids)
+
+    def release_ring(self) -> None:
+        """Give the staging buffers back.  Nothing may be in flight."""
+        while self._ring:
+            self._pool.release(self._ring.pop())
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -152,9 +158,12 @@ class Stepper:
             return None, "off"
         if rows != 1 or not last:
             return None, "prefill"
-        if live or self._distrusted:
-            return None, "live" if live else "differs"
+        if live:
+            return None, "live"
         plans = self._launcher.plans
+        if self._no_plans:
+            plans.refused[self._no_plans] += 1
+            return None, self._no_plans
         key = self._key()
         plan = plans.get(key)
         if plan is not None:
@@ -235,19 +244,23 @@ class Stepper:
         plan = launcher.record(step, self._key(), self._number, scope.held, self._reach)
         issued = now_ms()
         self.wants_record = False
+        if plan is None:
+            self._no_plans = "unsound"  # it would be again
         try:
             data = await launcher.read(staging, self._nbytes)
             if plan is not None and not await self._replays_alike(plan, position, token, staging, logits, data):
+                self._no_plans = "differs"
                 launcher.plans.refused["differs"] += 1
-                self._distrusted = True
-                data = await self._once_more(pairs, position, token, staging)
+                scope.end_step()
+                data = await self._once_more(scope, pairs, position, token, staging)
         except BaseException:
             if plan is not None:
                 launcher.plans.discard(plan)
             raise
-        if plan is not None and self._distrusted:
+        refused = self._no_plans or "recorded"
+        if plan is not None and self._no_plans:
             launcher.plans.discard(plan)
-        return Flight(_Read(data), (start, issued), "recorded" if plan is not None else "unsound", self.meter.take())
+        return Flight(_Read(data), (start, issued), refused, self.meter.take())
 
     async def _replays_alike(
         self, plan: Plan, position: int, token: int, staging: Buffer, logits: Buffer, data: bytes
@@ -260,22 +273,16 @@ class Stepper:
         again = await launcher.read(staging, self._nbytes)
         return again == data and await launcher.peek(logits, nbytes) == expected
 
-    async def _once_more(self, pairs: Sequence[Pair], position: int, token: int, staging: Buffer) -> bytes:
+    async def _once_more(
+        self, scope: Scope, pairs: Sequence[Pair], position: int, token: int, staging: Buffer
+    ) -> bytes:
         """The step live, after a replay that went wrong: what that wrote is written over."""
         self._write_ids((token,))
-        scope = self._scope(1)
-        try:
-            rec = Recorder(position, 1, self._launcher.shapes)
-            self._cache.carry(rec)
-            step, _ = self._record(rec, scope, pairs, self._reach, last=True, staging=staging)
-            await self._submit(step)
-        finally:
-            scope.end_step()
+        rec = Recorder(position, 1, self._launcher.shapes)
+        self._cache.carry(rec)
+        step, _ = self._record(rec, scope, pairs, self._reach, last=True, staging=staging)
+        await self._submit(step)
         return await self._launcher.read(staging, self._nbytes)
-
-    def _release_ring(self) -> None:
-        while self._ring:
-            self._pool.release(self._ring.pop())
 
 
 class _Read:

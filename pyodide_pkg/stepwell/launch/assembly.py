@@ -57,7 +57,6 @@ class Assembly:
         self._submitted_ms = now_ms() if pacing_ms > 0 else 0.0
         if launcher.parameters is not None:
             launcher.parameters.begin_step()
-        clears = launcher.pool.take_clears()
         for command in self._step.commands:
             kind = type(command)
             if kind is Write:
@@ -67,9 +66,6 @@ class Assembly:
                         launcher.parameters.flushed()
                 self._write(command)  # type: ignore[arg-type]
                 continue
-            if clears:
-                self._clear(clears)
-                clears = {}
             if kind is not Launch:
                 self._copy(command)  # type: ignore[arg-type]
                 continue
@@ -77,8 +73,6 @@ class Assembly:
             due = 0 < every <= self._dispatches
             if due or (pacing_ms > 0 and now_ms() - self._submitted_ms >= pacing_ms):
                 yield from self._submit()
-        if clears:
-            self._clear(clears)
         if self._has_work or self._whole:
             yield from self._submit(last=True)
         elif len(self._program.words) > _SCALAR_WORDS:
@@ -98,10 +92,9 @@ class Assembly:
             self._counters.encoders += 1
         self._has_work = False
         self._dispatches = 0
-        if self._whole and not last:
-            return
-        self._program = self._new_program()
-        yield program
+        if not self._whole or last:
+            self._program = self._new_program()
+            yield program
         if self._launcher.options.submit_every_ms > 0:
             self._submitted_ms = now_ms()
 
@@ -113,12 +106,6 @@ class Assembly:
         self._program.write(*command)
         self._counters.uploads += 1
         self._counters.upload_bytes += 4 * len(command.words)
-
-    def _clear(self, clears: dict[int, int]) -> None:
-        self._end_pass()
-        for buffer, nbytes in clears.items():
-            self._program.clear(buffer, 0, nbytes)
-        self._has_work = True
 
     def _copy(self, command: Copy | CopyPast | CopyOut) -> None:
         self._end_pass()
@@ -140,7 +127,7 @@ class Assembly:
         if fields is not None and launcher.parameters is not None:
             slot = self._place(pipeline, fields)
         if options.bind_group_cache:
-            group = launcher.bind_groups.get(launcher.device, counters, pipeline, command.buffers, slot)
+            group = launcher.bind_groups.get(launcher, counters, pipeline, command.buffers, slot)
         else:
             group = create_bind_group(launcher.device, pipeline, command.buffers, slot)
             self.own_groups.append(group)
@@ -176,7 +163,9 @@ class Assembly:
         words = self._words[fields]
         # a plan writes what may be different when it is replayed; scalars that no kernel reads are zero for ever
         varies = self._whole and fields
-        if launcher.options.skip_uploads and not varies and launcher.shadow.holds(slot, words):
+        written = self.written.get(slot)  # earlier in this step: a flush has made the slot free again
+        holds = launcher.shadow.holds(slot, words) if written is None else written == words
+        if launcher.options.skip_uploads and not varies and holds:
             counters.uploads_skipped += 1
         else:
             self._program.params(slot.buffer, slot.offset, fields)

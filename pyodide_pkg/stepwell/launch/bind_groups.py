@@ -9,8 +9,9 @@ scan misses every time.
 
 import warnings
 from collections.abc import Callable
+from typing import Protocol
 
-from stepwell.errors import BadRequest
+from stepwell.errors import BadRequest, DeviceLost
 from stepwell.gpu.device import Binding, Device
 from stepwell.launch.counters import Counters
 
@@ -25,32 +26,39 @@ def create_bind_group(device: Device, pipeline: int, buffers: Entries, slot: Bin
     return device.create_bind_group(pipeline, entries if slot is None else [slot, *entries])
 
 
+class Owner(Protocol):
+    """Whose a group is: a launcher."""
+
+    device: Device
+
+
 class BindGroupCache:
-    """At most ``bound`` bind groups of any number of devices; the least recently used one makes room."""
+    """At most ``bound`` bind groups of any number of launchers and devices; the least recently used one makes room."""
 
     def __init__(self, bound: int = DEFAULT_BIND_GROUPS) -> None:
         if bound < 1:
             raise BadRequest(f"a cache of {bound} bind groups holds nothing; ask for 1 or more.")
         self.bound = bound
         self.on_evict: list[Callable[[int], None]] = []  # told a group's handle before it is destroyed
-        self._groups: dict[tuple[int, Entries, Binding | None], tuple[int, Device]] = {}  # oldest use first
+        self._groups: dict[tuple[int, Entries, Binding | None], tuple[int, Owner]] = {}  # oldest use first
+        self._evicted: list[tuple[int, Owner]] = []  # the step that is being issued may use them still
         self._warned = False
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def get(
-        self, device: Device, counters: Counters, pipeline: int, buffers: Entries, slot: Binding | None = None
+        self, owner: Owner, counters: Counters, pipeline: int, buffers: Entries, slot: Binding | None = None
     ) -> int:
         """The bind group of these buffers for this pipeline."""
         key = (pipeline, buffers, slot)
         groups = self._groups
         entry = groups.pop(key, None)
         if entry is None:
-            entry = (create_bind_group(device, pipeline, buffers, slot), device)
+            entry = (create_bind_group(owner.device, pipeline, buffers, slot), owner)
             counters.bind_groups_created += 1
             if len(groups) >= self.bound:
-                self._destroy(*groups.pop(next(iter(groups))))
+                self._evicted.append(groups.pop(next(iter(groups))))
                 counters.bind_groups_evicted += 1
         else:
             counters.bind_groups_reused += 1
@@ -58,7 +66,7 @@ class BindGroupCache:
         return entry[0]
 
     def expect(self, launches: int) -> None:
-        """A step of so many launches is about to be issued: warn, once, when two of them would not fit."""
+        """Steps have so many launches: warn, once, when two of them do not fit."""
         if 2 * launches > self.bound and not self._warned:
             self._warned = True
             warnings.warn(
@@ -68,18 +76,23 @@ class BindGroupCache:
                 stacklevel=2,
             )
 
-    def clear(self, device: Device | None = None) -> None:
-        """Destroy every group, or those of one device."""
-        for key, (handle, owner) in list(self._groups.items()):
-            if device is None or owner is device:
+    def sweep(self) -> None:
+        """Destroy what was evicted.  Nothing recorded may be unsubmitted."""
+        while self._evicted:
+            self._destroy(*self._evicted.pop())
+
+    def clear(self, owner: Owner | None = None) -> None:
+        """Destroy every group, or those of one owner.  Safe after a device was lost."""
+        self.sweep()
+        for key, (handle, whose) in list(self._groups.items()):
+            if owner is None or whose is owner:
                 del self._groups[key]
-                self._destroy(handle, owner)
+                self._destroy(handle, whose)
 
-    def forget(self, device: Device) -> None:
-        """The device is gone, and its groups with it."""
-        self._groups = {key: entry for key, entry in self._groups.items() if entry[1] is not device}
-
-    def _destroy(self, handle: int, device: Device) -> None:
+    def _destroy(self, handle: int, owner: Owner) -> None:
         for told in self.on_evict:
             told(handle)
-        device.destroy(handle)
+        try:
+            owner.device.destroy(handle)
+        except DeviceLost:
+            return  # it died with its device

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepwell.errors import BadRequest, UsageError
+from stepwell.errors import BadRequest, DeviceLost, UsageError
 from stepwell.gpu.device import Device
 from stepwell.gpu.program import STEP_BYTES, Program
 from stepwell.launch.assembly import Assembly
@@ -51,10 +51,12 @@ class Launcher:
             immediates=self.params is Params.IMMEDIATES,
             variants_per_node=options.variants_bound,
         )
-        self._own_bind_groups = bind_groups is None
-        self.bind_groups = bind_groups or BindGroupCache(options.bind_groups)
+        # an empty cache is false
+        self.bind_groups = BindGroupCache(options.bind_groups) if bind_groups is None else bind_groups
         self.plans = Plans(pool)
         self.kernels.on_evict.append(self.plans.drop_variant)
+        if self.parameters is not None:
+            self.kernels.on_evict.append(self.parameters.forget)
         self.bind_groups.on_evict.append(self.plans.drop_group)
         self._generation = pool.generation
 
@@ -68,27 +70,32 @@ class Launcher:
         try:
             self._issue(assembly, step)
         finally:
-            for group in assembly.own_groups:
-                self.device.destroy(group)
+            self._destroy_groups(assembly)
 
     def record(self, step: Step, key: Hashable, owner: int, pinned: Sequence[Buffer], reach: int) -> Plan | None:
         """Issue ``step`` and keep it as a plan for positions below ``reach``; ``pinned`` stays leased as long.
 
-        None, with the reason counted, when the trace breaks a rule: the step was issued all the same.
+        None, with the reason counted, when the trace breaks a rule that a plan must keep: the step was issued all the
+        same.  UsageError when it could not be issued.
         """
         assembly = Assembly(self, step, whole=True)
         try:
             program = self._issue(assembly, step)
+        except BaseException:
+            self._destroy_groups(assembly)
+            raise
+        try:
             last_position = verify(step, self, reach)
+            self._check_groups(assembly)
+            handle = self.device.create_plan(program.words)
         except UsageError as error:
             self.plans.refused[f"unsound: {error}"] += 1
-            for group in assembly.own_groups:
-                self.device.destroy(group)
+            self._destroy_groups(assembly)
             return None
         counts = replace(assembly.counters, replayed=1, bind_groups_created=0, bind_groups_evicted=0)
         counts.bind_groups_reused = counts.launches
         plan = Plan(
-            self.device.create_plan(program.words), key, owner, self.device, frozenset(step.buffers - {step.staging}),
+            handle, key, owner, self.device, frozenset(step.buffers - {step.staging}),
             frozenset(assembly.pipelines), frozenset(assembly.groups), tuple(pinned), assembly.own_groups, counts,
             last_position,
         )  # fmt: skip
@@ -102,16 +109,17 @@ class Launcher:
         if self.pool.debug:
             self.pool.check_live(plan.buffers)
         self.touch_ahead()
-        self.device.replay(plan.handle, position, rows, position + rows, staging.id)
         self.shadow.clear()
+        self.device.replay(plan.handle, position, rows, position + rows, staging.id)
         self.counters.add(plan.counts)
         self.plans.replayed += 1
         self.pool.flush()
 
     def touch_ahead(self) -> None:
-        """Have the GPU clear the buffers that were made ahead while the host prepares the next step.
+        """Have the GPU clear now what is to be zero before the next step.
 
-        Their first use, which is when the driver finds memory for them, then delays no step.
+        A program of its own: a step that throws cannot lose it, and a plan does not repeat it.  For buffers made ahead,
+        called early, it also is their first use, when the driver finds memory for them: that then delays no step.
         """
         clears = self.pool.take_clears()
         if not clears:
@@ -177,12 +185,12 @@ class Launcher:
     def release_run(self) -> None:
         """Forget what was made for the buffers of a run that is over: the next run has others."""
         self.plans.clear()
-        self.bind_groups.clear(self.device)
+        self.bind_groups.clear(self)
 
     def close(self) -> None:
-        """Give everything back.  A bind-group cache that is shared loses the groups of this device only."""
+        """Give everything back.  A bind-group cache that is shared loses the groups of this launcher only."""
         self.plans.close()
-        self.bind_groups.clear(self.device)
+        self.bind_groups.clear(self)
         self.bind_groups.on_evict.remove(self.plans.drop_group)
         if self.parameters is not None:
             self.parameters.clear()
@@ -196,8 +204,7 @@ class Launcher:
         if self._generation != self.pool.generation:
             self._generation = self.pool.generation
             self.shadow.clear()
-        if self.options.bind_group_cache:
-            self.bind_groups.expect(len(step.commands))
+        self.touch_ahead()
         program = Program()
         try:
             for program in assembly.programs():
@@ -207,9 +214,26 @@ class Launcher:
             raise
         finally:
             self.counters.add(assembly.counters)
+            self.bind_groups.sweep()
         self.shadow.issued(assembly.written)
+        if self.options.bind_group_cache:
+            self.bind_groups.expect(assembly.counters.launches)
         self.pool.flush()
         return program
+
+    def _check_groups(self, assembly: Assembly) -> None:
+        """UsageError if the cache cannot hold the step's bind groups: then some are gone already."""
+        needed, bound = len(assembly.groups), self.bind_groups.bound
+        if self.options.bind_group_cache and needed > bound:
+            raise UsageError(f"the step has {needed:,} bind groups, the cache holds {bound:,}. Set bind_groups higher.")
+
+    def _destroy_groups(self, assembly: Assembly) -> None:
+        """Those that no cache holds."""
+        try:
+            for group in assembly.own_groups:
+                self.device.destroy(group)
+        except DeviceLost:
+            return  # they died with it
 
 
 class _Reading:

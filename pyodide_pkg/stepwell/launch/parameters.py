@@ -5,7 +5,7 @@ a flush shifts the slots, and with them bind groups and contents.  ``CallSites``
 a step a slot of its own for good, whatever else happens in between.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from stepwell.gpu.device import Binding
@@ -26,6 +26,9 @@ class Parameters(Protocol):
 
     def slot(self, pipeline: int) -> Binding:
         """The slot of the next launch."""
+
+    def forget(self, pipelines: Iterable[int], buffers: Iterable[int]) -> None:
+        """Pipelines are about to go (the signature is that of ``KernelCache.on_evict``)."""
 
     def clear(self) -> None:
         """Give the buffers back; the next launches get new ones."""
@@ -91,6 +94,9 @@ class UniformPool:
         self._next += 1
         return self._slots[self._next - 1]
 
+    def forget(self, pipelines: Iterable[int], buffers: Iterable[int]) -> None:
+        """Slots are nobody's."""
+
     def clear(self) -> None:
         self._slots.clear()
         self._arena.clear()
@@ -102,12 +108,14 @@ class CallSites:
     def __init__(self, pool: BufferPool) -> None:
         self._arena = Arena(pool)
         self._slots: dict[tuple[int, int], Binding] = {}
+        self._free: list[Binding] = []  # of pipelines that are gone
         self._launched: dict[int, int] = {}  # of each pipeline, in this step
 
     def begin_step(self) -> None:
         self._launched.clear()
         if self._arena.renewed():
             self._slots.clear()
+            self._free.clear()
 
     def flushed(self) -> None:
         """Slots do not depend on it."""
@@ -118,11 +126,18 @@ class CallSites:
         site = (pipeline, number)
         slot = self._slots.get(site)
         if slot is None:
-            slot = self._slots[site] = self._arena.take()
+            slot = self._slots[site] = self._free.pop() if self._free else self._arena.take()
         return slot
+
+    def forget(self, pipelines: Iterable[int], buffers: Iterable[int]) -> None:
+        """Their slots serve other sites: else kernels that come and go would take ever more."""
+        gone = frozenset(pipelines)
+        for site in [site for site in self._slots if site[0] in gone]:
+            self._free.append(self._slots.pop(site))
 
     def clear(self) -> None:
         self._slots.clear()
+        self._free.clear()
         self._arena.clear()
 
 
