@@ -46,7 +46,7 @@ class Case:
         for name, geometry in case["heads"].items():
             names[name] = Heads(*geometry)
         for operation, args, options in case["calls"]:
-            getattr(ops, operation)(rec, *(names[a] if isinstance(a, str) else a for a in args), **{
+            getattr(ops, operation)(rec, *(names.get(a, a) if isinstance(a, str) else a for a in args), **{
                 name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
         self.outputs, self.total = [], 0
         for name in case["outputs"]:
@@ -95,7 +95,7 @@ def is_poison(contents: Contents) -> npt.NDArray[np.bool_]:
 @dataclass(frozen=True)
 class Case:
     """One step.  A call is (method of ``Ops``, arguments after the recorder, keyword arguments); strings among the
-    arguments name a buffer, a matrix, heads, or ``step``.
+    arguments name a buffer, a matrix or heads, or are themselves if they name none.
     """
 
     tuning: Tuning

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from stepwell.gpu.device import DeviceInfo
 from stepwell.kernels import KERNELS
+from stepwell.kernels.layouts import LAYOUT_OF_FORMAT, MatrixLayout, layout_of_formats
 from stepwell.kernels.ops import Heads, Ops
 from stepwell.kernels.tuning import Tuning, tuning_for
 from stepwell.models.config import LlamaConfig
@@ -38,7 +40,7 @@ TUNINGS = {
     "quad": tuning_for(adapter("SwiftShader")),
     "split": tuning_for(adapter("a GPU", 32)),
 }
-FORMATS = ("F32", "F16", "Q4_0", "Q4_1", "Q8_0")
+FORMATS = tuple(reference.FORMATS)
 
 
 @pytest.fixture(scope="module")
@@ -71,53 +73,106 @@ def assert_within(got: Contents, expected: Array, tolerance: Array) -> None:
 # ---- weights -----------------------------------------------------------------------------------------------------
 
 
-class Repack(NamedTuple):
-    tuning: str
-    format: str
-
-
-REPACKS = [Repack(tuning, kind) for tuning in ("quad", "split") for kind in FORMATS]
+MIXTURES = [
+    ("Q4_K", "Q4_K", "Q6_K"),
+    ("Q6_K", "Q5_K", "Q4_0"),
+    ("Q4_0", "Q4_1", "Q5_0"),
+    ("Q4_0", "Q6_K", "Q5_0"),
+    ("Q5_0", "Q4_0", "Q8_0"),
+    ("Q5_1", "Q8_0", "Q5_0"),
+    ("Q6_K", "Q8_0", "Q5_0"),
+    ("Q6_K", "Q8_0", "Q4_K"),
+    ("Q5_K", "Q4_1", "Q8_0"),
+    ("F32", "F16", "BF16"),
+]
+REPACKS = [(kind,) * 3 for kind in FORMATS] + MIXTURES
 STACK = ((0, 7), (7, 1), (9, 66))  # first row and rows of each tensor; row 8 belongs to none
-ALL_ROWS, COLUMNS = 77, 96
+ALL_ROWS = 77
 
 
-def repack_case(shape: Repack) -> Case:
-    random = random_of(shape)
+def mixture_layout(formats: tuple[str, ...]) -> MatrixLayout:
+    layout = layout_of_formats(formats)
+    assert layout is not None
+    return layout
+
+
+def repack_case(formats: tuple[str, str, str]) -> Case:
+    """Three tensors of one matrix."""
+    random = random_of(formats)
+    columns = 512 if any(kind.endswith("_K") for kind in formats) else 96
     tensors = {
-        f"raw{i}": reference.random_blocks(shape.format, rows, COLUMNS, random) for i, (_, rows) in enumerate(STACK)
+        f"raw{i}": reference.random_blocks(kind, rows, columns, random)
+        for i, (kind, (_, rows)) in enumerate(zip(formats, STACK, strict=True))
     }
-    words, scales = reference.repack(shape.format, reference.random_blocks(shape.format, ALL_ROWS, COLUMNS, random))
+    layout = mixture_layout(formats)
+    blocks = columns // 32
+    words, scales = (blocks, layout.vectors, ALL_ROWS, 4), (blocks, layout.scale_vectors, ALL_ROWS, layout.scale_width)
     return Case(
-        TUNINGS[shape.tuning],
-        {**tensors, "words": poison(*words.shape, dtype=np.uint32), "scales": poison(*scales.shape)},
-        [("repack", (f"raw{i}", "w", rows, first), {}) for i, (first, rows) in enumerate(STACK)],
+        TUNINGS["quad"],
+        {**tensors, "words": poison(*words, dtype=np.uint32), "scales": poison(*scales, dtype=np.uint32)},
+        [("repack", (f"raw{i}", formats[i], "w", rows, first), {}) for i, (first, rows) in enumerate(STACK)],
         ("words", "scales"),
-        {"w": matrix_entry(shape.format, ALL_ROWS, COLUMNS)},
+        {"w": matrix_entry(layout, ALL_ROWS, columns)},
     )
 
 
-def matrix_entry(kind: str, n: int, k: int) -> tuple[str, int, int, str, str]:
-    return kind, n, k, "words", "scales" if kind.startswith("Q") else ""
+def matrix_entry(layout: MatrixLayout, n: int, k: int) -> tuple[str, int, int, str, str]:
+    return layout.name, n, k, "words", "scales" if layout.quantised else ""
 
 
-@pytest.mark.parametrize("shape", REPACKS, ids=str)
-def test_repack(kernels: KernelLab, shape: Repack) -> None:
-    """Exact: bits are moved, and f16 scales have an exact f32, also times 8 or 128."""
-    case, got = kernels.run(repack_case, REPACKS, shape)
+@pytest.mark.parametrize("formats", REPACKS, ids="+".join)
+def test_repack(kernels: KernelLab, formats: tuple[str, str, str]) -> None:
+    """Exact: bits are moved, and an f16 scale has an exact f32, also times a power of two or an integer of 8 bits."""
+    case, got = kernels.run(repack_case, REPACKS, formats)
+    layout = mixture_layout(formats)
     untouched = np.ones(ALL_ROWS, dtype=bool)
     for i, (first, rows) in enumerate(STACK):
         untouched[first : first + rows] = False
-        words, scales = reference.repack(shape.format, case.buffers[f"raw{i}"])
+        words, scales = reference.repack(formats[i], case.buffers[f"raw{i}"], layout)
         np.testing.assert_array_equal(got["words"][:, :, first : first + rows], words)
-        if shape.format.startswith("Q"):
-            np.testing.assert_array_equal(got["scales"][:, first : first + rows], scales)
+        np.testing.assert_array_equal(got["scales"][:, :, first : first + rows], scales)
     assert is_poison(got["words"][:, :, untouched]).all()
-    assert is_poison(got["scales"][:, untouched] if shape.format.startswith("Q") else got["scales"]).all()
+    assert is_poison(got["scales"][:, :, untouched]).all()
 
 
-def packed(kind: str, raw: reference.Bytes) -> dict[str, Contents]:
-    words, scales = reference.repack(kind, raw)
-    return {"words": words, "scales": scales} if kind.startswith("Q") else {"words": words}
+def pattern_case(kind: str) -> Case:
+    """Every row of a tensor with every pattern, repacked and looked up."""
+    raw = reference.pattern_blocks(kind, random_of(kind))
+    layout = LAYOUT_OF_FORMAT[kind]
+    words, scales = poison(layout.words_bytes(1024, 256) // 4), poison(layout.scales_bytes(1024, 256) // 4)
+    ids = np.arange(1024, dtype=np.uint32)
+    return Case(
+        TUNINGS["quad"],
+        {"raw": raw, "words": words, "scales": scales, "ids": ids, "x": poison(1024, 256)},
+        [("repack", ("raw", kind, "w", 1024, 0), {}), ("embed", ("ids", "x", "w", 1024), {})],
+        ("x",),
+        {"w": matrix_entry(layout, 1024, 256)},
+        rows=1024,
+    )
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_pattern_is_read_like_ggufs(kernels: KernelLab, kind: str) -> None:
+    """Against the gguf package itself, which computes in f32 with at most two roundings; here is at most one.
+
+    Denormal f32 may be flushed to zero; infinities and NaNs, which no model has, are left out.
+    """
+    case, got = kernels.run(pattern_case, FORMATS, kind)
+    raw = case.buffers["raw"]
+    plain = {"F32": np.float32, "F16": np.float16}.get(kind)
+    with np.errstate(invalid="ignore"):
+        expected = gguf.quants.dequantize(raw if plain is None else raw.view(plain), gguf.GGMLQuantizationType[kind])
+    finite = np.isfinite(expected)
+    assert finite.mean() > 0.9
+    tolerance = np.full(expected.shape, 2.0**-126)
+    if reference.is_quantised(kind):
+        tolerance += 3 * U * reference.blocks_of(kind, raw).magnitudes
+    assert_within(got["x"][finite], expected[finite].astype(np.float64), tolerance[finite])
+
+
+def packed(raw: reference.Bytes, kind: str, layout: MatrixLayout) -> dict[str, Contents]:
+    words, scales = reference.repack(kind, raw, layout)
+    return {"words": words, "scales": scales} if layout.quantised else {"words": words}
 
 
 class Matmul(NamedTuple):
@@ -127,16 +182,27 @@ class Matmul(NamedTuple):
     n: int
     k: int
     mode: str = "plain"
+    beside: str = ""  # the format of another tensor of the matrix, for which this one is widened
+
+    @property
+    def layout(self) -> MatrixLayout:
+        return mixture_layout((self.format, self.beside or self.format))
 
 
 def matmuls(tuning: str) -> list[Matmul]:
     """Few pipelines, many shapes: rows above one share a pipeline of tiles; each format has its own n and k."""
     sizes = {"F32": (33, 160), "F16": (50, 32), "Q4_0": (50, 96), "Q4_1": (100, 160), "Q8_0": (33, 32)}
     shapes = [Matmul(tuning, kind, rows, n, k) for kind, (n, k) in sizes.items() for rows in (1, 3, 5)]
+    others = {"BF16": (50, 32), "Q5_0": (33, 96), "Q5_1": (34, 160), "Q6_K": (33, 256)}
+    shapes += [Matmul(tuning, kind, rows, n, k) for kind, (n, k) in others.items() for rows in (1, 5)]
+    shapes += [Matmul(tuning, kind, 1, 33, 256) for kind in ("Q4_K", "Q5_K")]  # in the layouts of Q4_1 and Q5_1
+    mixtures = (("Q6_K", "Q4_K"), ("Q8_0", "Q5_1"), ("Q6_K", "Q8_0"), ("Q4_K", "Q8_0"))
+    shapes += [Matmul(tuning, kind, rows, 33, 256, beside=other) for kind, other in mixtures for rows in (1, 5)]
     shapes += [Matmul(tuning, "Q4_1", rows, 96, 64) for rows in (1, 4)]  # whole workgroups only
     shapes += [Matmul(tuning, "Q8_0", rows, 1, 544) for rows in (1, 4)]  # more blocks than `split` shares out evenly
     shapes += [Matmul(tuning, "Q4_0", rows, 33, 32, "residual") for rows in (1, 5)]
     shapes += [Matmul(tuning, kind, rows, 100, 96, "swiglu") for kind, rows in (("Q4_1", 1), ("Q4_1", 5), ("F16", 3))]
+    shapes += [Matmul(tuning, "Q6_K", 5, 34, 256, "swiglu")]
     return shapes
 
 
@@ -161,10 +227,10 @@ def matmul_case(shape: Matmul) -> Case:
         y = f32(random.normal(size=y.shape))
     return Case(
         matmul_tuning(shape),
-        {"x": x, "y": y, **packed(shape.format, matmul_blocks(shape))},
+        {"x": x, "y": y, **packed(matmul_blocks(shape), shape.format, shape.layout)},
         [("matmul", ("x", "w", "y"), {"rows": shape.rows, "mode": shape.mode})],
         ("y",),
-        {"w": matrix_entry(shape.format, shape.n, shape.k)},
+        {"w": matrix_entry(shape.layout, shape.n, shape.k)},
         rows=shape.rows,
     )
 
@@ -197,7 +263,8 @@ class Embed(NamedTuple):
     width: int
 
 
-EMBEDS = [Embed(kind, 96) for kind in FORMATS] + [Embed("Q4_1", 1056)]  # 33 blocks: more than a workgroup's threads
+EMBEDS = [Embed(kind, 256 if kind.endswith("_K") else 96) for kind in FORMATS]
+EMBEDS += [Embed("Q4_1", 1056)]  # 33 blocks: more than a workgroup's threads
 VOCAB = 77
 IDS = np.array([0, VOCAB - 1, 5, 5, 70, VOCAB, 2**32 - 1], dtype=np.uint32)  # the last two are not in the vocabulary
 
@@ -206,19 +273,20 @@ def embed_case(shape: Embed) -> Case:
     raw = reference.random_blocks(shape.format, VOCAB, shape.width, random_of(shape))
     return Case(
         TUNINGS["quad"],
-        {"ids": IDS, "x": poison(len(IDS), shape.width), **packed(shape.format, raw)},
+        {"ids": IDS, "x": poison(len(IDS), shape.width), **packed(raw, shape.format, LAYOUT_OF_FORMAT[shape.format])},
         [("embed", ("ids", "x", "w", len(IDS)), {})],
         ("x",),
-        {"w": matrix_entry(shape.format, VOCAB, shape.width)},
+        {"w": matrix_entry(LAYOUT_OF_FORMAT[shape.format], VOCAB, shape.width)},
         rows=len(IDS),
     )
 
 
 @pytest.mark.parametrize("shape", EMBEDS, ids=str)
 def test_embed(kernels: KernelLab, shape: Embed) -> None:
-    """Tolerance: none where scale * element + minimum is exact in f32, which is everywhere but for Q4_1's addition.
+    """Tolerance: none where the weight is exact in f32, which is everywhere but for the addition of a minimum.
 
-    An f16 scale (11 bits) times an element counted from zero (8 bits), and -8 or -128 times the scale, fit in 24 bits.
+    An f16 scale (11 bits) times an element less its offset (8 bits), or times a small scale (7 and a sign) and an
+    element (5 and a sign), fits in 24 bits.
     An id beyond the vocabulary gives its last row, as nothing else is there to give.
     """
     _, got = kernels.run(embed_case, EMBEDS, shape)
@@ -226,7 +294,7 @@ def test_embed(kernels: KernelLab, shape: Embed) -> None:
         shape.format, reference.random_blocks(shape.format, VOCAB, shape.width, random_of(shape))
     )
     expected = blocks.weights[np.minimum(IDS, VOCAB - 1)]
-    assert_within(got["x"], expected, np.abs(expected) * (U if shape.format == "Q4_1" else 0))
+    assert_within(got["x"], expected, np.abs(expected) * (U if LAYOUT_OF_FORMAT[shape.format].minimum else 0))
 
 
 # ---- activations -------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stepwell.kernels.layouts import LAYOUT_OF_FORMAT, MatrixLayout
+
 Array = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint32]
@@ -16,8 +18,37 @@ Floats = npt.NDArray[np.float32]
 
 U = 2.0**-24
 BLOCK = 32
-BLOCK_BYTES = {"F32": 128, "F16": 64, "Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
-ELEMENT_BITS = {"F32": 32, "F16": 16, "Q8_0": 8, "Q4_0": 4, "Q4_1": 4}
+GROUP = 16  # of the smallest run of weights that share a scale
+
+
+class Format(NamedTuple):
+    """A tensor format of a file: weights and bytes per block, bits of an element, and what codes are counted from."""
+
+    weights: int
+    nbytes: int
+    bits: int
+    offset: int | None = None  # None: a block has minimums instead
+
+
+FORMATS = {
+    "F32": Format(1, 4, 32, 0),
+    "F16": Format(1, 2, 16, 0),
+    "BF16": Format(1, 2, 16, 0),
+    "Q4_0": Format(32, 18, 4, 8),
+    "Q4_1": Format(32, 20, 4),
+    "Q5_0": Format(32, 22, 5, 16),
+    "Q5_1": Format(32, 24, 5),
+    "Q8_0": Format(32, 34, 8, 128),
+    "Q4_K": Format(256, 144, 4),
+    "Q5_K": Format(256, 176, 5),
+    "Q6_K": Format(256, 210, 6, 32),
+}
+HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where a block has f16 numbers: its scale, and its minimum if it has one.  The others: at 0."""
+
+
+def is_quantised(kind: str) -> bool:
+    return FORMATS[kind].weights > 1
 
 
 def random_blocks(kind: str, n: int, k: int, random: np.random.Generator) -> Bytes:
@@ -25,30 +56,84 @@ def random_blocks(kind: str, n: int, k: int, random: np.random.Generator) -> Byt
 
     Of every eight rows some are extreme: zero, denormal, negative or large scales, elements all lowest or all highest.
     """
-    raw = random.integers(0, 256, size=(n, k // 32, BLOCK_BYTES[kind]), dtype=np.uint8)
-    if kind in ("F32", "F16"):
-        dtype = np.dtype(np.float32 if kind == "F32" else np.float16)
-        values = random.normal(size=(n, k)).astype(dtype)
+    form = FORMATS[kind]
+    if not is_quantised(kind):
+        values = random.normal(size=(n, k)).astype(np.float16 if kind == "F16" else np.float32)
         values[1::8] = 0
-        values[2::8] *= dtype.type(2.0**-18)  # denormal in F16
-        values[3::8] *= dtype.type(2.0**12)
-        return values.view(np.uint8).reshape(n, -1)
-    numbers = 2 if kind == "Q4_1" else 1  # of f16 before the codes: scale, minimum
-    scales = random.uniform(-0.1, 0.1, size=(n, k // 32, numbers)).astype(np.float16)
+        values[2::8] *= values.dtype.type(2.0**-18)  # denormal in F16
+        values[3::8] *= values.dtype.type(2.0**12)
+        raw = values.view(np.uint8).reshape(n, k, -1)
+        return np.ascontiguousarray(raw[..., -form.nbytes :]).reshape(n, -1)  # BF16: the upper half of an F32
+    raw = random.integers(0, 256, size=(n, k // form.weights, form.nbytes), dtype=np.uint8)
+    raw[5::8] = 0x7F if kind == "Q8_0" else 0xFF  # the scales of K-quants, too
+    raw[6::8] = 0x80 if kind == "Q8_0" else 0x00
+    scales = random.uniform(-0.1, 0.1, size=(*raw.shape[:2], 2)).astype(np.float16)
     scales[1::8] = 0
     scales[2::8] = np.float16(2.0**-24) * random.integers(1, 1024, size=scales[2::8].shape)  # all the denormals
     scales[3::8] = -np.abs(scales[3::8])
     scales[4::8] = np.float16(250)
-    raw[5::8, :, 2 * numbers :] = 0xFF if kind != "Q8_0" else 0x7F
-    raw[6::8, :, 2 * numbers :] = 0x00 if kind != "Q8_0" else 0x80
-    raw[..., : 2 * numbers] = scales.view(np.uint8)
+    set_halves(kind, raw, scales)
+    return raw.reshape(n, -1)
+
+
+def set_halves(kind: str, raw: Bytes, values: npt.NDArray[np.float16]) -> None:
+    """Make ``values`` [..., 2] the scales and minimums of the blocks ``raw`` [..., bytes of a block]."""
+    for i, at in enumerate(HALVES.get(kind, (0,))):
+        raw[..., at : at + 2] = np.ascontiguousarray(values[..., i : i + 1]).view(np.uint8)
+
+
+def pattern_blocks(kind: str, random: np.random.Generator) -> Bytes:
+    """1,024 rows of 256 weights in which every element has every code, and every scale of K-quants every value.
+
+    Each byte of a block takes all 256 values four times, in an order of its own.  Scales and minimums: the f16 numbers
+    of largest and smallest size, normal and denormal, zeros, and random ones.  Floats: all patterns of 16 bits.
+    """
+    form = FORMATS[kind]
+    if not is_quantised(kind):
+        patterns = np.concatenate([random.permutation(1 << 16) for _ in range(4)]).astype(np.uint16)
+        wide = np.stack([random.permutation(patterns), patterns], axis=-1)  # F32: both halves have all of them
+        return np.ascontiguousarray(wide if kind == "F32" else patterns).view(np.uint8).reshape(1024, -1)
+    blocks = 256 // form.weights
+    orders = [[random.permutation(256) for _ in range(blocks * form.nbytes)] for _ in range(4)]
+    raw = np.concatenate([np.stack(order, axis=-1) for order in orders]).astype(np.uint8)
+    raw = raw.reshape(1024, blocks, form.nbytes)
+    finite = np.arange(0x7C00, dtype=np.uint16)
+    halves = random.choice(np.concatenate([finite, finite | 0x8000]), size=(1024, blocks, 2)).view(np.float16)
+    extremes = np.array([65504, 2.0**-14, 2.0**-14 - 2.0**-24, 2.0**-24, 0], dtype=np.float16)
+    halves[:10, :, 0] = np.concatenate([extremes, -extremes])[:, None]
+    halves[10:20, :, 1] = np.concatenate([extremes, -extremes])[:, None]
+    set_halves(kind, raw, halves)
+    return raw.reshape(1024, -1)
+
+
+def k_quant_blocks(kind: str, n: int, k: int, std: float, random: np.random.Generator) -> Bytes:
+    """Rows of Q4_K, Q5_K or Q6_K: random weights of mean zero and about this standard deviation.
+
+    For models made of random weights: the gguf package reads K-quants but does not write them.
+    """
+    form = FORMATS[kind]
+    raw = random.integers(0, 256, size=(n, k // 256, form.nbytes), dtype=np.uint8)
+    highest = 2**form.bits - 1
+    if kind == "Q6_K":
+        raw[..., 192:208] = random.integers(32, 96, size=(n, k // 256, 16))
+        scale = std / (64 * highest / 12**0.5)
+    else:
+        # equal 6-bit scales and minimums: the low six bits of the first eight bytes, and nibbles of the last four
+        small = random.integers(16, 64, size=(n, k // 256, 8), dtype=np.uint8)
+        first, last = small[..., :4], small[..., 4:]
+        top = (last >> 4) << 6
+        raw[..., 4:16] = np.concatenate([first | top, first | top, (last & 15) | ((last & 15) << 4)], axis=-1)
+        scale = std / (40 * highest / 12**0.5)
+    halves = np.full((n, k // 256, 2), scale, dtype=np.float16)
+    halves[..., 1] *= np.float16(highest / 2)
+    set_halves(kind, raw, halves)
     return raw.reshape(n, -1)
 
 
 class Blocks(NamedTuple):
     """A matrix [n][k] taken apart: weight = scale * element + minimum.  Elements of quantised formats count from zero.
 
-    ``elements`` [n, k / 32, 32]; ``scale`` and ``minimum`` [n, k / 32]; ``codes`` are the elements' bits.
+    ``elements`` [n, k / 16, 16]; ``scale`` and ``minimum`` [n, k / 16]; ``codes`` are the elements' bits.
     """
 
     elements: Array
@@ -61,40 +146,111 @@ class Blocks(NamedTuple):
         values = self.scale[..., None] * self.elements + self.minimum[..., None]
         return values.reshape(len(values), -1)
 
+    @property
+    def magnitudes(self) -> Array:
+        """Of each weight, the sum of the absolute values of its terms."""
+        values = np.abs(self.scale[..., None] * self.elements) + np.abs(self.minimum[..., None])
+        return values.reshape(len(values), -1)
+
 
 def blocks_of(kind: str, raw: Bytes) -> Blocks:
     """Decode the rows of a GGUF tensor: ``raw`` [n, bytes of a row]."""
-    raw = np.ascontiguousarray(raw).reshape(len(raw), -1, BLOCK_BYTES[kind])
-    one, zero = np.ones(raw.shape[:2]), np.zeros(raw.shape[:2])
-    if kind == "F32":
-        return Blocks(raw.view(np.float32).astype(np.float64), one, zero, raw.view(np.uint32))
-    if kind == "F16":
-        return Blocks(raw.view(np.float16).astype(np.float64), one, zero, raw.view(np.uint16).astype(np.uint32))
-    scale = raw[..., :2].copy().view(np.float16)[..., 0].astype(np.float64)
-    if kind == "Q8_0":
-        codes = raw[..., 2:].view(np.int8).astype(np.int64) + 128
-        minimum = -128 * scale
-    else:
-        packed = raw[..., -16:]
-        codes = np.concatenate([packed & 15, packed >> 4], axis=-1)
-        minimum = raw[..., 2:4].copy().view(np.float16)[..., 0].astype(np.float64) if kind == "Q4_1" else -8 * scale
+    form = FORMATS[kind]
+    raw = np.ascontiguousarray(raw).reshape(len(raw), -1, form.nbytes)
+    if not is_quantised(kind):
+        codes = raw.view(np.uint16 if form.bits == 16 else np.uint32).astype(np.uint32)
+        wide = codes << np.uint32(16) if kind == "BF16" else codes
+        values = raw.view(np.float16) if kind == "F16" else wide.view(np.float32)
+        elements = values.astype(np.float64).reshape(len(raw), -1, GROUP)
+        one, zero = np.ones(elements.shape[:2]), np.zeros(elements.shape[:2])
+        return Blocks(elements, one, zero, codes.reshape(elements.shape))
+    codes = _codes(kind, raw).reshape(len(raw), -1, GROUP)
+    halves = [raw[..., at : at + 2].copy().view(np.float16).astype(np.float64) for at in HALVES.get(kind, (0,))]
+    scale = halves[0] * _small_scales(kind, raw, 0)
+    minimum = -form.offset * scale if form.offset else halves[-1] * _small_scales(kind, raw, 1)
+    each = codes.shape[1] // (scale.size // len(raw))  # a scale's groups of 16
+    scale, minimum = (np.repeat(values.reshape(len(raw), -1), each, axis=1) for values in (scale, minimum))
     return Blocks(codes.astype(np.float64), scale, minimum, codes.astype(np.uint32))
 
 
-def repack(kind: str, raw: Bytes) -> tuple[Words, Floats]:
-    """words [k / 32, vectors, n, 4] and scales [k / 32, n, 2], as ``kernels/wgsl/formats.wgsl`` lays them out."""
+def _codes(kind: str, raw: Bytes) -> Bytes:
+    """The elements of blocks [..., bytes], counted from zero, in order."""
+
+    def split(packed: Bytes, bits: int) -> list[Bytes]:
+        """The fields of ``bits`` bits of each byte, the lowest first."""
+        return [(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
+
+    if kind == "Q8_0":
+        return raw[..., 2:] ^ 0x80
+    if kind == "Q6_K":
+        halves = []
+        for half in (0, 1):
+            low = split(raw[..., 64 * half : 64 * half + 64], 4)
+            high = split(raw[..., 128 + 32 * half : 160 + 32 * half], 2)
+            halves.append(np.concatenate(low, axis=-1) | np.concatenate(high, axis=-1) << 4)
+        return np.concatenate(halves, axis=-1)
+    if kind in ("Q4_K", "Q5_K"):
+        runs = [raw[..., at : at + 32] for at in range(FORMATS[kind].nbytes - 128, FORMATS[kind].nbytes, 32)]
+        codes = np.concatenate([nibbles for run in runs for nibbles in split(run, 4)], axis=-1)
+        return codes | np.concatenate(split(raw[..., 16:48], 1), axis=-1) << 4 if kind == "Q5_K" else codes
+    codes = np.concatenate(split(raw[..., -16:], 4), axis=-1)
+    if kind in ("Q5_0", "Q5_1"):
+        codes |= np.unpackbits(raw[..., -20:-16], axis=-1, bitorder="little") << 4
+    return codes
+
+
+def _small_scales(kind: str, raw: Bytes, which: int) -> Array:
+    """The integers of a K-quant that multiply its scale (``which`` 0) or its minimum (1); ±1 for other formats."""
+    if kind == "Q6_K":
+        return raw[..., 192:208].view(np.int8).astype(np.float64)
+    if kind not in ("Q4_K", "Q5_K"):
+        return np.ones(1)
+    first, second, last = raw[..., 4:8], raw[..., 8:12], raw[..., 12:16]
+    if which == 0:
+        return np.concatenate([first & 63, (last & 15) | (first >> 6) << 4], axis=-1).astype(np.float64)
+    return -np.concatenate([second & 63, last >> 4 | (second >> 6) << 4], axis=-1).astype(np.float64)
+
+
+def repack(kind: str, raw: Bytes, layout: MatrixLayout | None = None) -> tuple[Words, Words]:
+    """words [k / 32, vectors, n, 4] and scales [k / 32, scale vectors, n, scale width] of the format's own layout or a
+    wider one, as ``kernels/wgsl/formats.wgsl`` lays them out.
+    """
+    layout = layout or LAYOUT_OF_FORMAT[kind]
     blocks = blocks_of(kind, raw)
-    bits = ELEMENT_BITS[kind]
-    grouped = blocks.codes.reshape(*blocks.scale.shape, -1, 4, 32 // bits).astype(np.uint64)
-    words = (grouped << np.arange(0, 32, bits, dtype=np.uint64)).sum(axis=-1).astype(np.uint32)
-    scales = np.stack([blocks.scale, blocks.minimum], axis=-1).astype(np.float32)
-    return np.ascontiguousarray(words.transpose(1, 2, 0, 3)), np.ascontiguousarray(scales.transpose(1, 0, 2))
+    n = len(blocks.codes)
+    if not layout.quantised:
+        widened = layout.bits != FORMATS[kind].bits
+        codes = blocks.elements.astype(np.float32).view(np.uint32) if widened else blocks.codes
+        words = _pack(codes.reshape(n, -1, layout.vectors, 4, 32 // layout.bits), layout.bits)
+        return np.ascontiguousarray(words.transpose(1, 2, 0, 3)), np.zeros((words.shape[1], 0, n, 4), np.uint32)
+    moved = layout.offset - (FORMATS[kind].offset or 0) if layout.offset else 0
+    codes = blocks.codes.reshape(n, -1, BLOCK) + np.uint32(moved)
+    eights = codes.reshape(n, -1, 4, 2, 4)  # [word][half][byte]
+    if layout.bits == 8:
+        words = _pack(codes.reshape(n, -1, 2, 4, 4), 8)
+    else:
+        words = _pack((eights & 15).swapaxes(-1, -2).reshape(n, -1, 1, 4, 8), 4)  # nibbles from the lowest up
+    numbers = [blocks.scale, blocks.minimum][: 2 if layout.minimum else 1]
+    scales = np.stack(numbers, axis=-1).astype(np.float32).view(np.uint32)
+    scales = scales[:, :: layout.group // GROUP].reshape(n, -1, layout.scale_words - layout.high_words)
+    if layout.high_words:
+        above = (eights >> 4).swapaxes(-1, -2).reshape(n, -1, layout.high_words, 4 // layout.high_words, 8)
+        # [high word][its words of nibbles][nibble] -> within each nibble, one after the other
+        high = _pack(above.swapaxes(-1, -2).reshape(*above.shape[:3], -1), layout.bits - 4)
+        scales = np.concatenate([scales, high], axis=-1)
+    scales = scales.reshape(n, -1, layout.scale_vectors, layout.scale_width)
+    return np.ascontiguousarray(words.transpose(1, 2, 0, 3)), np.ascontiguousarray(scales.transpose(1, 2, 0, 3))
+
+
+def _pack(codes: Words, bits: int) -> Words:
+    """Words out of codes of ``bits`` bits along the last axis, the lowest first."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint64)
+    return (codes.astype(np.uint64) << shifts).sum(axis=-1, dtype=np.uint64).astype(np.uint32)
 
 
 def matmul(x: Array, blocks: Blocks) -> tuple[Array, Array]:
     """x [rows, k] times the transposed weights: [rows, n], and its magnitude."""
-    size = np.abs(blocks.scale[..., None] * blocks.elements) + np.abs(blocks.minimum[..., None])
-    return x @ blocks.weights.T, np.abs(x) @ size.reshape(len(size), -1).T
+    return x @ blocks.weights.T, np.abs(x) @ blocks.magnitudes.T
 
 
 def silu(x: Array) -> Array:

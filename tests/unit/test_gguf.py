@@ -260,8 +260,12 @@ def test_refuses_what_is_wrong_and_says_where(data: bytes, message: str) -> None
         (gguf_bytes(METADATA, version=4), "GGUF version 4;"),
         (gguf_bytes(METADATA, version=0), "GGUF version 0;"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
-        (rows(tensor_row("w", (256,), 12, 0)), "tensor 'w' has type Q4_K. Supported types: F32, F16, Q4_0, Q4_1, Q8_0"),
-        (rows(tensor_row("w", (256,), 30, 0)), "tensor 'w' has type BF16"),
+        (
+            rows(tensor_row("w", (256,), 10, 0)),
+            "tensor 'w' has type Q2_K. Supported types: "
+            "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K. Use a",
+        ),
+        (rows(tensor_row("w", (256,), 39, 0)), "tensor 'w' has type MXFP4"),
         (rows(tensor_row("w", (256,), 4, 0)), r"type Q4_2 \(removed"),
         (rows(tensor_row("w", (256,), 777, 0)), "type 777, a number that this version does not know"),
     ],

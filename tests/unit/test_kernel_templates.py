@@ -10,10 +10,10 @@ from stepwell.kernels import layout_of, render
 from stepwell.kernels.ops import Heads, Matrix
 from stepwell.memory.buffer import Buffer, Role
 
-MATMUL = {"format": "Q4_1", "k": 64, "n": 24, "mode": "plain", "tile": 1}
+MATMUL = {"format": "u4m", "k": 64, "n": 24, "mode": "plain", "tile": 1}
 HEADS = {"heads": 4, "kv_heads": 2, "head_dim": 16, "chunk": 64}
 CONSTANTS: Mapping[str, Mapping[str, object]] = {
-    "repack": {"format": "Q8_0", "rows": 8, "columns": 64, "first_row": 0, "all_rows": 8, "threads": 4},
+    "repack": {"source": "Q8_0", "format": "u8", "rows": 8, "columns": 64, "first_row": 0, "all_rows": 8, "threads": 4},
     "embed": {"format": "F16", "width": 64, "vocab": 100, "threads": 32},
     "rms_norm": {"width": 64, "eps": 1e-5, "threads": 4, "subgroups": True, "last": False},
     "matmul_quad": {**MATMUL, "per": 3, "subgroups": True},
@@ -36,9 +36,10 @@ def test_every_constant_is_needed(kernel: str, missing: str) -> None:
 @pytest.mark.parametrize(
     ("kernel", "constants"),
     [
-        ("matmul_quad", {"format": "Q5_K"}),
+        ("matmul_quad", {"format": "Q4_1"}),  # a format of files, not a layout
         ("matmul_split", {"format": None}),
-        ("repack", {"format": "q4_1"}),
+        ("repack", {"format": "U8"}),
+        ("repack", {"source": "Q2_K"}),
         ("embed", {"format": 3}),
         ("matmul_quad", {"mode": "gelu"}),
         ("matmul_split", {"mode": "Plain"}),
@@ -80,6 +81,8 @@ def test_shapes_that_no_kernel_computes() -> None:
     buffer = Buffer(1, 64, 64, Role.WEIGHTS)
     with pytest.raises(BadRequest, match="rows of 48 weights; multiples of 32"):
         Matrix("F32", 4, 48, buffer, None)
+    with pytest.raises(BadRequest, match="no matrix layout 'Q4_1'; there are F32, F16, BF16, u4, u4m"):
+        Matrix("Q4_1", 4, 64, buffer, None)
     with pytest.raises(BadRequest, match="head_dim is 6; a multiple of 4"):
         Heads(4, 2, 6, 6)
     with pytest.raises(BadRequest, match="3 query heads cannot share 2"):

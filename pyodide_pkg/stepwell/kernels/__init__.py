@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from stepwell.errors import BadRequest
 from stepwell.gpu.device import BindingType, Layout
 from stepwell.gpu.program import STEP_BYTES, Scalar
+from stepwell.kernels.layouts import LAYOUTS
 
 if TYPE_CHECKING:
     import jinja2
@@ -47,13 +48,15 @@ def _environment() -> "jinja2.Environment":
     def source(name: str) -> str:
         return files("stepwell.kernels").joinpath("wgsl", name).read_text(encoding="utf-8")
 
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(source),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,  # WGSL, not HTML
     )
+    environment.globals["layouts"] = LAYOUTS
+    return environment
 
 
 def render(kernel: str, constants: Mapping[str, object]) -> str:

@@ -8,6 +8,7 @@ share a bounded set of variants.
 from dataclasses import dataclass
 
 from stepwell.errors import BadRequest
+from stepwell.kernels.layouts import LAYOUTS, MatrixLayout
 from stepwell.kernels.tuning import Tuning
 from stepwell.launch.recorder import ByLength, Recorder, Variant
 from stepwell.memory.buffer import Buffer
@@ -18,7 +19,7 @@ ROPE_BITS = 20  # positions up to 2^20
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight matrix [n][k] on the GPU, laid out as ``wgsl/formats.wgsl`` says; F16 and F32 have no ``scales``."""
+    """A weight matrix [n][k] on the GPU, in the layout named ``format`` (layouts.py); floats have no ``scales``."""
 
     format: str
     n: int
@@ -29,6 +30,12 @@ class Matrix:
     def __post_init__(self) -> None:
         if self.k % 32:
             raise BadRequest(f"a matrix has rows of {self.k} weights; multiples of 32 are supported.")
+        if self.format not in LAYOUTS:
+            raise BadRequest(f"no matrix layout {self.format!r}; there are {', '.join(LAYOUTS)}.")
+
+    @property
+    def layout(self) -> MatrixLayout:
+        return LAYOUTS[self.format]
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -62,10 +69,11 @@ class Ops:
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
 
-    def repack(self, rec: Recorder, raw: Buffer, matrix: Matrix, rows: int, first_row: int) -> None:
-        """Fill ``rows`` rows of ``matrix`` from GGUF blocks."""
+    def repack(self, rec: Recorder, raw: Buffer, source: str, matrix: Matrix, rows: int, first_row: int) -> None:
+        """Fill ``rows`` rows of ``matrix`` from GGUF blocks of the format ``source``."""
         threads = REPACK_THREADS
         constants = (
+            ("source", source),
             ("format", matrix.format),
             ("rows", rows),
             ("columns", matrix.k),

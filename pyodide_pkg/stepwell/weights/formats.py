@@ -1,12 +1,19 @@
 """The table of tensor formats: how GGML lays out numbers in a file, and which of them this version computes with.
 
-A format packs ``block_size`` neighbouring weights of a row into ``block_bytes``; d and m are little-endian half floats:
+A format packs ``block_size`` neighbouring weights of a row (32; K-quants: 256) into ``block_bytes``; d and m are
+little-endian half floats:
 
     Q4_0   d, 16 bytes           weight i is d * (q - 8); q is the low nibble of byte i, or the high one of byte i - 16
     Q4_1   d, m, 16 bytes        weight i is d * q + m; nibbles as in Q4_0
+    Q5_0   d, u32, 16 bytes      weight i is d * (q - 16); nibbles as in Q4_0, the fifth bit is bit i of the word
+    Q5_1   d, m, u32, 16 bytes   weight i is d * q + m; elements as in Q5_0
     Q8_0   d, 32 signed bytes    weight i is d * q
+    Q4_K   d, m, 12 + 128 bytes  weight i is d * s * q - m * t; each 32 have a scale s and a minimum t, of 6 bits
+    Q5_K   d, m, 12 + 32 + 128   the same with fifth bits
+    Q6_K   128 + 64 + 16, d      weight i is d * s * (q - 32): low nibbles, high bits; each 16 have a signed byte s
 
-Source: ggml's ``ggml.h`` (type numbers) and ``ggml-common.h`` (block structs).
+Source: ggml's ``ggml.h`` (type numbers), ``ggml-common.h`` (block structs) and ``ggml-quants.c`` (dequantize_row_*).
+Where each bit is: ``kernels/wgsl/repack.wgsl``.
 """
 
 from dataclasses import dataclass
@@ -32,22 +39,23 @@ F32 = TensorFormat("F32", 0, 1, 4)
 F16 = TensorFormat("F16", 1, 1, 2)
 Q4_0 = TensorFormat("Q4_0", 2, 32, 18)
 Q4_1 = TensorFormat("Q4_1", 3, 32, 20)
+Q5_0 = TensorFormat("Q5_0", 6, 32, 22)
+Q5_1 = TensorFormat("Q5_1", 7, 32, 24)
 Q8_0 = TensorFormat("Q8_0", 8, 32, 34)
+Q4_K = TensorFormat("Q4_K", 12, 256, 144)
+Q5_K = TensorFormat("Q5_K", 13, 256, 176)
+Q6_K = TensorFormat("Q6_K", 14, 256, 210)
+BF16 = TensorFormat("BF16", 30, 1, 2)
 
-FORMATS = {row.ggml_type: row for row in (F32, F16, Q4_0, Q4_1, Q8_0)}
+FORMATS = {row.ggml_type: row for row in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)}
 """The supported formats by their number in the file."""
 
 _OTHER_NAMES = {
     4: "Q4_2 (removed from GGML)",
     5: "Q4_3 (removed from GGML)",
-    6: "Q5_0",
-    7: "Q5_1",
     9: "Q8_1",
     10: "Q2_K",
     11: "Q3_K",
-    12: "Q4_K",
-    13: "Q5_K",
-    14: "Q6_K",
     15: "Q8_K",
     16: "IQ2_XXS",
     17: "IQ2_XS",
@@ -63,7 +71,6 @@ _OTHER_NAMES = {
     27: "I64",
     28: "F64",
     29: "IQ1_M",
-    30: "BF16",
     31: "Q4_0_4_4 (removed from GGML)",
     32: "Q4_0_4_8 (removed from GGML)",
     33: "Q4_0_8_8 (removed from GGML)",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from stepwell.errors import Unsupported
 from stepwell.gpu.device import ByteSource, Chunk, Progress
+from stepwell.kernels.layouts import layout_of_formats
 from stepwell.kernels.ops import Matrix, Ops
 from stepwell.kernels.tuning import tuning_for
 from stepwell.launch.launcher import Launcher
@@ -18,9 +19,6 @@ from stepwell.memory.pool import BufferPool
 from stepwell.weights.gguf import GgufFile, TensorInfo
 
 BATCH_BYTES = 32 << 20
-# of the layout in kernels/wgsl/formats.wgsl, per block of 32 weights
-_WORD_BYTES = {"F32": 128, "F16": 64, "Q8_0": 32, "Q4_0": 16, "Q4_1": 16}
-_SCALE_BYTES = {"F32": 0, "F16": 0, "Q8_0": 8, "Q4_0": 8, "Q4_1": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +96,23 @@ class _Loader:
             self._parts.append(_Part(tensor, self.vectors[name]))
 
     def _allocate_matrix(self, name: str, tensors: list[TensorInfo]) -> Matrix:
-        formats = {tensor.format.name for tensor in tensors}
+        layout = layout_of_formats(tensor.format.name for tensor in tensors)
         columns = tensors[0].shape[0]
-        if len(formats) > 1:
+        if layout is None:
             found = ", ".join(f"{tensor.name} is {tensor.format.name}" for tensor in tensors)
-            raise Unsupported(f"{found}: tensors of one fused matrix must have one type.")
+            raise Unsupported(f"{found}: no layout holds quantised and float tensors in one fused matrix exactly.")
         if columns % 32:
             raise Unsupported(f"tensor {tensors[0].name} has rows of {columns} values; multiples of 32 are supported.")
-        kind = formats.pop()
         rows = sum(tensor.shape[1] for tensor in tensors)
-        blocks = rows * columns // 32
-        words = self._pool.acquire(blocks * _WORD_BYTES[kind], Role.WEIGHTS, name)
+        words = self._pool.acquire(layout.words_bytes(rows, columns), Role.WEIGHTS, name)
         scales = None
         try:
-            if _SCALE_BYTES[kind]:
-                scales = self._pool.acquire(blocks * _SCALE_BYTES[kind], Role.WEIGHTS, f"{name} scales")
+            if layout.quantised:
+                scales = self._pool.acquire(layout.scales_bytes(rows, columns), Role.WEIGHTS, f"{name} scales")
         except BaseException:
             self._pool.release(words)
             raise
-        matrix = Matrix(kind, rows, columns, words, scales)
+        matrix = Matrix(layout.name, rows, columns, words, scales)
         first_row = 0
         for tensor in tensors:
             self._parts.append(_Part(tensor, matrix, first_row))
@@ -145,7 +141,7 @@ class _Loader:
                 # one word more than the tensor: the repack kernel may read a block's last bytes as a whole word
                 raw = self._pool.acquire(tensor.nbytes + 4, Role.WORKSPACE, f"raw {tensor.name}")
                 self._raw.append(raw)
-                self._ops.repack(rec, raw, target, tensor.shape[1], part.first_row)
+                self._ops.repack(rec, raw, tensor.format.name, target, tensor.shape[1], part.first_row)
                 target = raw
             chunks.append(Chunk(tensor.offset, tensor.nbytes, target.id))
         await self._launcher.device.upload(source, chunks, report)

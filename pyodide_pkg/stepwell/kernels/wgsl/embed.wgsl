@@ -1,13 +1,12 @@
 // x[row] = row ids[row] of the embedding matrix. One thread per block of 32 values.
 {% import "formats.wgsl" as formats %}
 {% include "step.wgsl" %}
-{% set vectors = formats.vectors(format) | int %}
 {% set quantised = formats.quantised(format) %}
 @group(0) @binding(1) var<storage, read> ids: array<u32>;
 @group(0) @binding(2) var<storage, read_write> x: array<vec4f>;
 @group(0) @binding(3) var<storage, read> words: array<vec4u>;
 {% if quantised %}
-@group(0) @binding(4) var<storage, read> scales: array<vec2f>;
+@group(0) @binding(4) var<storage, read> scales: array<{{ formats.scale_type(format) }}>;
 {% endif %}
 
 const WIDTH = {{ width }}u;
@@ -18,17 +17,13 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
   let block = id.x;
   if (block >= WIDTH / 32u) { return; }
   let token = min(ids[id.y], VOCAB - 1u);
-{% for i in range(vectors) %}
-  let q{{ i }} = words[(block * {{ vectors }}u + {{ i }}u) * VOCAB + token];
-{% endfor %}
-{% if quantised %}
-  let scale = scales[block * VOCAB + token];
-{% endif %}
+  {{ formats.load(format, "q", "block", "token", "VOCAB") | trim | indent(2) }}
   let at = id.y * (WIDTH / 4u) + block * 8u;
 {% for j in range(8) %}
   let e{{ j }} = vec4f({% for c in range(4) %}{{ formats.element(format, "q", 4 * j + c) }}{{ ", " if not loop.last }}{% endfor %});
 {% if quantised %}
-  x[at + {{ j }}u] = e{{ j }} * {{ formats.factors(format, j) }} * scale.x + scale.y;
+{% set group = j * formats.groups(format) | int // 8 %}
+  x[at + {{ j }}u] = {{ formats.weights(format, "q", group, "(e%d * %s)" % (j, formats.factors(format, j))) }};
 {% else %}
   x[at + {{ j }}u] = e{{ j }};
 {% endif %}

@@ -1,38 +1,109 @@
-{# How a matrix [n][k] lies in memory after `repack`, in blocks of 32 weights, per tensor format.
+{# How kernels read a matrix [n][k]: blocks of 32 weights in a layout of kernels/layouts.py (`layouts`, a global here).
 
-   words   vec4u, `vectors(format)` of them per block: the 32 elements in order, as nibbles, bytes, halves or floats
-   scales  vec2f per block for the quantised formats: value = scale * element + minimum, elements counted from zero
+   words   vec4u, `vectors` of them per block: the elements in order. Elements of 4, 5 and 6 bits have their low four
+           in word w = k / 8: of elements 8w .. 8w+3 in the low nibbles of its bytes, of 8w+4 .. 8w+7 in the high ones
+   scales  per block, u32 vectors: each scale (f32), followed by its minimum if the layout has any, then the high bits.
+           5 bits: word w's are bit w of every nibble. 6 bits: bits 2(w % 2) and 2(w % 2) + 1 of every nibble of
+           high word w / 2. So a shift and a mask put them where the nibbles are
 
    Both are [block][vector][row]: neighbouring threads work on neighbouring rows and read neighbouring words, and one
-   thread reads whole vectors. Scales are f32 although files have f16: unpacking costs more than the bytes do. #}
-{% macro vectors(format) %}{{ {"F32": 8, "F16": 4, "Q8_0": 2, "Q4_0": 1, "Q4_1": 1}[format] }}{% endmacro %}
-{% macro quantised(format) %}{{ "yes" if format in ("Q8_0", "Q4_0", "Q4_1") }}{% endmacro %}
+   thread reads whole vectors.
 
-{# Element k of a block as f32. `q` is the prefix of the names of its vectors: q0, q1, …
+   A kernel declares `words: array<vec4u>` and, if QUANTISED, `scales: array<SCALE_TYPE>`; per block and row it says
+   LOAD(format, "q", block, n, N), which declares vectors named q_…, and then asks for ELEMENT, SCALE, MINIMUM of "q". #}
+{% macro vectors(format) %}{{ layouts[format].vectors }}{% endmacro %}
+{% macro quantised(format) %}{{ "yes" if layouts[format].quantised }}{% endmacro %}
+{% macro scale_type(format) %}{{ ["u32", "vec2u", "", "vec4u"][layouts[format].scale_width - 1] }}{% endmacro %}
+{% macro scale_vectors(format) %}{{ layouts[format].scale_vectors }}{% endmacro %}
+{# scales per block: elements 0 .. 32 / groups - 1 have the first #}
+{% macro groups(format) %}{{ layouts[format].groups }}{% endmacro %}
+
+{# Word i of the scales that LOAD has read. #}
+{% macro _word(format, q, i) -%}
+{%- set width = layouts[format].scale_width -%}
+{{ q }}_s{{ i // width }}{{ "." ~ "xyzw"[i % width] if width > 1 }}
+{%- endmacro %}
+
+{# Declare one block of row n of N rows, as vectors q_0, q_1, …: nibbles as they lie, or bytes, halves, floats in order. #}
+{% macro load(format, q, block, n, rows) %}
+{% set layout = layouts[format] %}
+{% for i in range(layout.scale_vectors) %}
+let {{ q }}_s{{ i }} = scales[({{ block }} * {{ layout.scale_vectors }}u + {{ i }}u) * {{ rows }} + {{ n }}];
+{% endfor %}
+{% if layout.high_words %}
+{% set first = layout.scale_words - layout.high_words %}
+{% set mask = 2 ** layout.high_words - 1 %}
+let {{ q }}_n = words[{{ block }} * {{ rows }} + {{ n }}];
+{% if layout.high_words == 1 %}
+let {{ q }}_h = vec4u({{ _word(format, q, first) }}) >> vec4u(0u, 1u, 2u, 3u);
+{% else %}
+let {{ q }}_h = vec4u(vec2u({{ _word(format, q, first) }}), vec2u({{ _word(format, q, first + 1) }})) >> vec4u(0u, 2u, 0u, 2u);
+{% endif %}
+let {{ q }}_a = ({{ q }}_n & vec4u(0x0f0f0f0fu)) | (({{ q }}_h & vec4u({{ mask * 0x01010101 }}u)) << vec4u(4u));
+let {{ q }}_b = (({{ q }}_n >> vec4u(4u)) & vec4u(0x0f0f0f0fu)) | ({{ q }}_h & vec4u({{ mask * 0x10101010 }}u));
+let {{ q }}_0 = vec4u({{ q }}_a.x, {{ q }}_b.x, {{ q }}_a.y, {{ q }}_b.y);
+let {{ q }}_1 = vec4u({{ q }}_a.z, {{ q }}_b.z, {{ q }}_a.w, {{ q }}_b.w);
+{% else %}
+{% for i in range(layout.vectors) %}
+let {{ q }}_{{ i }} = words[({{ block }} * {{ layout.vectors }}u + {{ i }}u) * {{ rows }} + {{ n }}];
+{% endfor %}
+{% endif %}
+{% endmacro %}
+
+{# Element k of a block as f32, counted from zero.
    Nibbles and bytes are masked where they lie, so most come out too large by a power of two; FACTORS(format, j), for
    elements 4j .. 4j+3, puts that right: multiply the other factor by it, once per block. The topmost is shifted down
    instead, since it would not fit a signed integer: i32 -> f32 is one instruction on CPU adapters, u32 -> f32 is not. #}
 {% macro element(format, q, k) -%}
-{%- set bits = {"F32": 32, "F16": 16, "Q8_0": 8, "Q4_0": 4, "Q4_1": 4}[format] -%}
+{%- set bits = layouts[format].unpacked_bits -%}
 {%- set per_word = 32 // bits -%}
-{%- set word = q ~ (k // (4 * per_word)) ~ "." ~ "xyzw"[k // per_word % 4] -%}
-{%- set place = k % per_word -%}
+{%- set word = q ~ "_" ~ (k // (4 * per_word)) ~ "." ~ "xyzw"[k // per_word % 4] -%}
+{%- set place = k % 4 * 8 + k % 8 // 4 * 4 if bits == 4 else k % per_word * bits -%}
 {%- if bits == 32 -%}
 bitcast<f32>({{ word }})
+{%- elif format == "BF16" -%}
+bitcast<f32>({{ word }} {{ "& 0xffff0000u" if place else "<< 16u" }})
 {%- elif bits == 16 -%}
-unpack2x16float({{ word }}).{{ "xy"[place] }}
-{%- elif place == per_word - 1 -%}
-f32(i32({{ word }} >> {{ 32 - bits }}u))
+unpack2x16float({{ word }}).{{ "y" if place else "x" }}
+{%- elif place == 32 - bits -%}
+f32(i32({{ word }} >> {{ place }}u))
 {%- else -%}
-f32(i32({{ word }} & {{ (2 ** bits - 1) * 2 ** (bits * place) }}u))
+f32(i32({{ word }} & {{ (2 ** bits - 1) * 2 ** place }}u))
 {%- endif -%}
 {%- endmacro %}
 {% macro factors(format, j) -%}
-{%- if format == "Q8_0" -%}
+{%- if layouts[format].unpacked_bits == 8 -%}
 vec4f(1.0, {{ 2.0 ** -8 }}, {{ 2.0 ** -16 }}, 1.0)
 {%- elif j % 2 == 0 -%}
-vec4f(1.0, {{ 2.0 ** -4 }}, {{ 2.0 ** -8 }}, {{ 2.0 ** -12 }})
+vec4f(1.0, {{ 2.0 ** -8 }}, {{ 2.0 ** -16 }}, {{ 2.0 ** -24 }})
 {%- else -%}
-vec4f({{ 2.0 ** -16 }}, {{ 2.0 ** -20 }}, {{ 2.0 ** -24 }}, 1.0)
+vec4f({{ 2.0 ** -4 }}, {{ 2.0 ** -12 }}, {{ 2.0 ** -20 }}, 1.0)
 {%- endif -%}
 {%- endmacro %}
+
+{# weight = SCALE * element + MINIMUM, or SCALE * (element - OFFSET): of group g, f32. #}
+{% macro scale(format, q, g) -%}
+bitcast<f32>({{ _word(format, q, 2 * g if layouts[format].minimum else g) }})
+{%- endmacro %}
+{% macro minimum(format, q, g) -%}
+bitcast<f32>({{ _word(format, q, 2 * g + 1) }})
+{%- endmacro %}
+
+{# Elements as they are in a vec4f -> weights. #}
+{% macro weights(format, q, g, elements) -%}
+{%- if layouts[format].minimum -%}
+{{ elements }} * {{ scale(format, q, g) }} + {{ minimum(format, q, g) }}
+{%- else -%}
+({{ elements }} - {{ layouts[format].offset }}.0) * {{ scale(format, q, g) }}
+{%- endif -%}
+{%- endmacro %}
+
+{# Sum of x * weight over group g, of `dot`, the sum of x * element, and `sum`, that of x, after SUM_FACTOR. #}
+{% macro weighed(format, q, g, dot, sum) -%}
+{%- if layouts[format].minimum -%}
+{{ scale(format, q, g) }} * {{ dot }} + {{ minimum(format, q, g) }} * {{ sum }}
+{%- else -%}
+{{ scale(format, q, g) }} * ({{ dot }} + {{ sum }})
+{%- endif -%}
+{%- endmacro %}
+{% macro sum_factor(format) %}{{ "-%d.0 * " % layouts[format].offset if layouts[format].offset }}{% endmacro %}

@@ -11,6 +11,7 @@ enable subgroups;
 {% include "step.wgsl" %}
 {% set vectors = formats.vectors(format) | int %}
 {% set quantised = formats.quantised(format) %}
+{% set groups = formats.groups(format) | int or 1 %}
 {% set outputs = n // 2 if mode == "swiglu" else n %}
 {% set halves = 2 if mode == "swiglu" else 1 %}
 {% set assign = {"plain": "=", "residual": "+=", "swiglu": "="}[mode] %}
@@ -20,7 +21,7 @@ enable subgroups;
 @group(0) @binding(2) var<storage, read_write> y: array<f32{{ ", %d" % outputs if tile == 1 }}>;
 @group(0) @binding(3) var<storage, read> words: array<vec4u, {{ k // 32 * vectors * n }}>;
 {% if quantised %}
-@group(0) @binding(4) var<storage, read> scales: array<vec2f, {{ k // 32 * n }}>;
+@group(0) @binding(4) var<storage, read> scales: array<{{ formats.scale_type(format) }}, {{ k // 32 * formats.scale_vectors(format) | int * n }}>;
 {% endif %}
 
 const K4 = {{ k // 4 }}u;
@@ -50,7 +51,9 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) la
     var a{{ t }} = x[at{{ t }} + lane];
     var b{{ t }} = x[at{{ t }} + 4u + lane];
 {% if quantised %}
-    let sum{{ t }} = subgroupAdd(dot(a{{ t }} + b{{ t }}, vec4f(1.0)));
+{% for part in (["a%d + b%d" % (t, t)] if groups == 1 else ["a%d" % t, "b%d" % t]) %}
+    let sum{{ t }}_{{ loop.index0 }} = {{ formats.sum_factor(format) }}subgroupAdd(dot({{ part }}, vec4f(1.0)));
+{% endfor %}
     a{{ t }} *= factors;
     b{{ t }} *= factors;
 {% endif %}
@@ -59,7 +62,9 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) la
     {{ "var" if quantised else "let" }} v{{ t }}_{{ j }} = x[at{{ t }} + {{ j }}u];
 {% endfor %}
 {% if quantised %}
-    let sum{{ t }} = dot({% for j in range(8) %}v{{ t }}_{{ j }}{{ " + " if not loop.last }}{% endfor %}, vec4f(1.0));
+{% for part in range(8) | batch(8 // groups) %}
+    let sum{{ t }}_{{ loop.index0 }} = {{ formats.sum_factor(format) }}dot({% for j in part %}v{{ t }}_{{ j }}{{ " + " if not loop.last }}{% endfor %}, vec4f(1.0));
+{% endfor %}
 {% for j in range(8) %}
     v{{ t }}_{{ j }} *= {{ formats.factors(format, j) }};
 {% endfor %}
@@ -78,31 +83,31 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) la
 {% for half in range(halves) %}
     {
       let n = n{{ r }}_{{ half }};
-{% for i in range(vectors) %}
-      let q{{ i }} = words[(block * {{ vectors }}u + {{ i }}u) * N + n];
-{% endfor %}
+      {{ formats.load(format, "q", "block", "n", "N") | trim | indent(6) }}
 {% for t in range(tile) %}
-      var dot{{ t }} = 0.0;
+{% for g in range(groups) %}
+      var dot{{ t }}_{{ g }} = 0.0;
+{% endfor %}
 {% endfor %}
 {% for k in range(32) %}
+{% set g = k * groups // 32 %}
 {% if tile == 1 %}
-      dot0 += {{ formats.element(format, "q", k) }} * x0_{{ k }};
+      dot0_{{ g }} += {{ formats.element(format, "q", k) }} * x0_{{ k }};
 {% else %}
       let e{{ k }} = {{ formats.element(format, "q", k) }};
 {% for t in range(tile) %}
-      dot{{ t }} += e{{ k }} * x{{ t }}_{{ k }};
+      dot{{ t }}_{{ g }} += e{{ k }} * x{{ t }}_{{ k }};
 {% endfor %}
 {% endif %}
 {% endfor %}
-{% if quantised %}
-      let scale = scales[block * N + n];
-{% endif %}
 {% for t in range(tile) %}
 {% set total = "total%d_%d_%d" % (r, half, t) %}
 {% if quantised %}
-      {{ total }} += scale.x * dot{{ t }} + scale.y * sum{{ t }};
+{% for g in range(groups) %}
+      {{ total }} += {{ formats.weighed(format, "q", g, "dot%d_%d" % (t, g), "sum%d_%d" % (t, g)) }};
+{% endfor %}
 {% else %}
-      {{ total }} += dot{{ t }};
+      {{ total }} += dot{{ t }}_0;
 {% endif %}
 {% endfor %}
     }

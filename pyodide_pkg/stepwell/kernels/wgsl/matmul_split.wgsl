@@ -6,8 +6,8 @@
 // `mode` plain: y = …; residual: y += …; swiglu: W holds gate rows, then up rows; y = silu(gate) * up.
 {% import "formats.wgsl" as formats %}
 {% include "step.wgsl" %}
-{% set vectors = formats.vectors(format) | int %}
 {% set quantised = formats.quantised(format) %}
+{% set groups = formats.groups(format) | int or 1 %}
 {% set outputs = n // 2 if mode == "swiglu" else n %}
 {% set halves = 2 if mode == "swiglu" else 1 %}
 {% set assign = {"plain": "=", "residual": "+=", "swiglu": "="}[mode] %}
@@ -15,7 +15,7 @@
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
 @group(0) @binding(3) var<storage, read> words: array<vec4u>;
 {% if quantised %}
-@group(0) @binding(4) var<storage, read> scales: array<vec2f>;
+@group(0) @binding(4) var<storage, read> scales: array<{{ formats.scale_type(format) }}>;
 {% endif %}
 
 const K4 = {{ k // 4 }}u;
@@ -39,38 +39,42 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
   for (var block = thread / WIDE; block < BLOCKS; block += SPLITS) {
 {% for half in range(halves) %}
     let n{{ half }} = min(output, OUTPUTS - 1u){{ " + OUTPUTS" if half }};
-{% for i in range(vectors) %}
-    let w{{ half }}_{{ i }} = words[(block * {{ vectors }}u + {{ i }}u) * N + n{{ half }}];
-{% endfor %}
-{% if quantised %}
-    let scale{{ half }} = scales[block * N + n{{ half }}];
-{% endif %}
+    {{ formats.load(format, "w%d" % half, "block", "n%d" % half, "N") | trim | indent(4) }}
 {% endfor %}
 {% for t in range(tile) %}
     {
       let at = (row + {{ t }}u) * K4 + block * 8u;
+{% for g in range(groups) %}
 {% for half in range(halves) %}
-      var dot{{ half }} = vec4f(0.0);
+      var dot{{ half }}_{{ g }} = vec4f(0.0);
 {% endfor %}
 {% if quantised %}
-      var all = vec4f(0.0);
+      var all_{{ g }} = vec4f(0.0);
 {% endif %}
+{% endfor %}
 {% for j in range(8) %}
+{% set g = j * groups // 8 %}
       var x{{ j }} = x[at + {{ j }}u];
 {% if quantised %}
-      all += x{{ j }};
+      all_{{ g }} += x{{ j }};
       x{{ j }} *= {{ formats.factors(format, j) }};
 {% endif %}
 {% for half in range(halves) %}
-      dot{{ half }} += x{{ j }} * vec4f({% for c in range(4) %}{{ formats.element(format, "w%d_" % half, 4 * j + c) }}{{ ", " if not loop.last }}{% endfor %});
+      dot{{ half }}_{{ g }} += x{{ j }} * vec4f({% for c in range(4) %}{{ formats.element(format, "w%d" % half, 4 * j + c) }}{{ ", " if not loop.last }}{% endfor %});
 {% endfor %}
 {% endfor %}
-{% for half in range(halves) %}
+{% for g in range(groups) %}
 {% if quantised %}
-      total{{ half }}_{{ t }} += scale{{ half }}.x * dot(dot{{ half }}, vec4f(1.0)) + scale{{ half }}.y * dot(all, vec4f(1.0));
-{% else %}
-      total{{ half }}_{{ t }} += dot(dot{{ half }}, vec4f(1.0));
+      let sum_{{ g }} = {{ formats.sum_factor(format) }}dot(all_{{ g }}, vec4f(1.0));
 {% endif %}
+{% for half in range(halves) %}
+{% set product = "dot(dot%d_%d, vec4f(1.0))" % (half, g) %}
+{% if quantised %}
+      total{{ half }}_{{ t }} += {{ formats.weighed(format, "w%d" % half, g, product, "sum_%d" % g) }};
+{% else %}
+      total{{ half }}_{{ t }} += {{ product }};
+{% endif %}
+{% endfor %}
 {% endfor %}
     }
 {% endfor %}
