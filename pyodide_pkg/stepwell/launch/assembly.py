@@ -35,6 +35,8 @@ class Assembly:
             for mask in range(_FIELDS)
         ]
         self._program = self._new_program()
+        self._once = self._new_program()  # of a whole step: writes that need not be repeated with it
+        self.written_once: set[Binding] = set()
         self._has_work = False  # of the program: something that runs at its submit
         self._immediates_set = False  # in the open pass
         self._dispatches = 0  # since the last submit
@@ -42,6 +44,7 @@ class Assembly:
         self.written: dict[Binding, Words] = {}
         self.pipelines: set[int] = set()
         self.groups: set[int] = set()
+        self.slots: set[int] = set()  # the buffers that they are in
         self.own_groups: list[int] = []  # that no cache holds
 
     @property
@@ -93,6 +96,8 @@ class Assembly:
         self._has_work = False
         self._dispatches = 0
         if not self._whole or last:
+            if self.written_once:
+                yield self._once
             self._program = self._new_program()
             yield program
         if self._launcher.options.submit_every_ms > 0:
@@ -135,6 +140,8 @@ class Assembly:
         if self._whole:
             self.pipelines.add(pipeline)
             self.groups.add(group)
+            if slot is not None:
+                self.slots.add(slot.buffer)
         if not program.in_pass:
             program.begin_pass()
             counters.passes += 1
@@ -161,17 +168,20 @@ class Assembly:
         assert launcher.parameters is not None
         slot = launcher.parameters.slot(pipeline)
         words = self._words[fields]
-        # a plan writes what may be different when it is replayed; scalars that no kernel reads are zero for ever
-        varies = self._whole and fields
         written = self.written.get(slot)  # earlier in this step: a flush has made the slot free again
-        holds = launcher.shadow.holds(slot, words) if written is None else written == words
-        if launcher.options.skip_uploads and not varies and holds:
-            counters.uploads_skipped += 1
-        else:
-            self._program.params(slot.buffer, slot.offset, fields)
-            self.written[slot] = words
-            counters.uploads += 1
-            counters.upload_bytes += STEP_BYTES
+        program = self._program
+        if launcher.options.skip_uploads and not (self._whole and fields):
+            if launcher.shadow.holds(slot, words) if written is None else written == words:
+                counters.uploads_skipped += 1
+                return slot
+            if self._whole and written is None:
+                # a plan repeats what may be different when it is replayed; of this launch's slot nothing is read
+                program = self._once
+                self.written_once.add(slot)
+        program.params(slot.buffer, slot.offset, fields)
+        self.written[slot] = words
+        counters.uploads += 1
+        counters.upload_bytes += STEP_BYTES
         return slot
 
 

@@ -94,10 +94,14 @@ class Launcher:
             return None
         counts = replace(assembly.counters, replayed=1, bind_groups_created=0, bind_groups_evicted=0)
         counts.bind_groups_reused = counts.launches
+        once = assembly.written_once
+        counts.uploads -= len(once)
+        counts.uploads_skipped += len(once)
+        counts.upload_bytes -= STEP_BYTES * len(once)
         plan = Plan(
-            handle, key, owner, self.device, frozenset(step.buffers - {step.staging}),
-            frozenset(assembly.pipelines), frozenset(assembly.groups), tuple(pinned), assembly.own_groups, counts,
-            last_position,
+            handle, key, owner, self.device, frozenset(step.buffers - {step.staging} | assembly.slots),
+            frozenset(assembly.pipelines), frozenset(assembly.groups), tuple(pinned), assembly.own_groups,
+            frozenset(assembly.written.keys() - once), counts, last_position,
         )  # fmt: skip
         for buffer in pinned:
             self.pool.pin(buffer)
@@ -109,7 +113,7 @@ class Launcher:
         if self.pool.debug:
             self.pool.check_live(plan.buffers)
         self.touch_ahead()
-        self.shadow.clear()
+        self.shadow.doubt(plan.slots)
         self.device.replay(plan.handle, position, rows, position + rows, staging.id)
         self.counters.add(plan.counts)
         self.plans.replayed += 1

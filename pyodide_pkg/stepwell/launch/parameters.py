@@ -153,9 +153,9 @@ class Shadow:
     def issued(self, writes: Mapping[Binding, Words]) -> None:
         self._words.update(writes)
 
-    def doubt(self, writes: Mapping[Binding, Words]) -> None:
-        """These writes may or may not have happened."""
-        for slot in writes:
+    def doubt(self, slots: Iterable[Binding]) -> None:
+        """These may have been written, with something that is not known here, or not at all."""
+        for slot in slots:
             self._words.pop(slot, None)
 
     def clear(self) -> None:

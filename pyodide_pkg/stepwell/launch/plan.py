@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from stepwell.errors import DeviceLost
-from stepwell.gpu.device import Device
+from stepwell.gpu.device import Binding, Device
 from stepwell.launch.counters import Counters
 from stepwell.memory.buffer import Buffer
 from stepwell.memory.pool import BufferPool
@@ -31,6 +31,7 @@ class Plan:
     groups: frozenset[int]
     pinned: Sequence[Buffer]
     own_groups: Sequence[int]  # bind groups that no cache holds
+    slots: frozenset[Binding]  # parameters that it writes
     counts: Counters
     last_position: int
 
