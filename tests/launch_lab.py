@@ -16,6 +16,7 @@ from stepwell.kernels import fields_of, render
 from stepwell.launch.bind_groups import BindGroupCache
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
+from stepwell.launch.plan import Plans
 from stepwell.launch.recorder import Launch, Recorder, Step, Variant
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
@@ -71,9 +72,23 @@ def meaning(variant: Variant) -> Kernel:
 MEANINGS = {str(variant): meaning(variant) for variant in VARIANTS}
 
 
-def device(**options: Any) -> FakeDevice:
+class Guarded(FakeDevice):
+    """Nothing that a live plan refers to is ever destroyed here: it would be an error at the destroy."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.guarded: list[Plans] = []
+
+    def destroy(self, handle: int) -> None:
+        for plan in [plan for plans in self.guarded for plan in plans._plans.values()]:
+            referred = {plan.handle, *plan.own_groups} | plan.buffers | plan.pipelines | plan.groups
+            assert handle not in referred, f"{handle} is destroyed under the live plan {plan.key}"
+        super().destroy(handle)
+
+
+def device(**options: Any) -> Guarded:
     """One whose kernels mean something."""
-    return FakeDevice(kernels=MEANINGS, log_limit=100_000, **options)
+    return Guarded(kernels=MEANINGS, log_limit=100_000, **options)
 
 
 class Lab:
@@ -90,6 +105,8 @@ class Lab:
         self.device = device() if device_ is None else device_
         self.pool = BufferPool(self.device, "exact", debug=True) if pool is None else pool
         self.launcher = Launcher(self.device, self.pool, options or LaunchOptions(), bind_groups)
+        if isinstance(self.device, Guarded):
+            self.device.guarded.append(self.launcher.plans)
         self._read_to = 0
 
     async def compile(self, *variants: Variant) -> None:

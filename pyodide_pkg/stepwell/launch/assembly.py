@@ -44,7 +44,7 @@ class Assembly:
         self.written: dict[Binding, Words] = {}
         self.pipelines: set[int] = set()
         self.groups: set[int] = set()
-        self.slots: set[int] = set()  # the buffers that they are in
+        self.slot_buffers: set[int] = set()  # the buffers that they are in
         self.own_groups: list[int] = []  # that no cache holds
 
     @property
@@ -141,7 +141,7 @@ class Assembly:
             self.pipelines.add(pipeline)
             self.groups.add(group)
             if slot is not None:
-                self.slots.add(slot.buffer)
+                self.slot_buffers.add(slot.buffer)
         if not program.in_pass:
             program.begin_pass()
             counters.passes += 1

@@ -99,7 +99,7 @@ class Launcher:
         counts.uploads_skipped += len(once)
         counts.upload_bytes -= STEP_BYTES * len(once)
         plan = Plan(
-            handle, key, owner, self.device, frozenset(step.buffers - {step.staging} | assembly.slots),
+            handle, key, owner, self.device, frozenset(step.buffers - {step.staging} | assembly.slot_buffers),
             frozenset(assembly.pipelines), frozenset(assembly.groups), tuple(pinned), assembly.own_groups,
             frozenset(assembly.written.keys() - once), counts, last_position,
         )  # fmt: skip
