@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.decode.session import Generation, TokenEvent
+from stepwell.decode.session import Generation
+from stepwell.decode.timing import TokenEvent
 from stepwell.gpu.fake_device import FakeDevice
 from stepwell.kernels.tuning import tuning_for
 from stepwell.launch.options import VARIANTS_PER_NODE, LaunchOptions
