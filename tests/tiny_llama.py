@@ -15,6 +15,7 @@ import numpy.typing as npt
 from stepwell.models.config import LlamaConfig, expected_tensors
 from stepwell.weights.gguf import GgufFile
 from tests.gguf_writer import ARRAY, STRING, Tensor, Typed, gguf_bytes
+from tests.reference.kernels import k_quant_blocks
 
 Array = npt.NDArray[np.float64]
 
@@ -41,13 +42,15 @@ def write_tiny_llama(
     vocab: int = 320,
     formats: str = "Q4_1",
     embed_format: str = "Q8_0",
+    mixed: Mapping[str, str] | None = None,
     tied: bool = True,
     context: int = 256,
 ) -> dict[str, Array]:
     """Write a model to ``path``; the weights as a reader of the file sees them, by name, with shape (outputs, inputs).
 
-    ``formats`` is that of the layers' matrices, ``embed_format`` that of the embedding and the output matrix.  Rows
-    (hidden, ffn, n_heads * head_dim) must be whole blocks of their format: multiples of 32; any for F32 and F16.
+    ``formats`` is that of the layers' matrices, ``embed_format`` that of the embedding and the output matrix; ``mixed``
+    has exceptions, by the last part of the name (``attn_v``).  Rows (hidden, ffn, n_heads * head_dim) must be whole
+    blocks of their format: multiples of 32, for K-quants of 256; any for F32, F16 and BF16.
     """
     config = LlamaConfig(
         hidden_size=hidden,
@@ -70,10 +73,14 @@ def write_tiny_llama(
             values, kind = random.uniform(0.5, 1.5, size=shape), "F32"
         else:
             # Scaled so that activations keep their size from layer to layer and logits spread over several units.
-            values = random.normal(size=shape[::-1]) * (1.0 if name == "token_embd.weight" else 1.5 / shape[0] ** 0.5)
-            kind = formats if name.startswith("blk.") else embed_format
+            spread = 1.0 if name == "token_embd.weight" else 1.5 / shape[0] ** 0.5
+            values = random.normal(size=shape[::-1]) * spread
+            kind = (mixed or {}).get(name.split(".")[-2], formats if name.startswith("blk.") else embed_format)
         quantised_type = gguf.GGMLQuantizationType[kind]
-        packed = gguf.quants.quantize(values.astype(np.float32), quantised_type)
+        if kind.endswith("_K"):  # which the package reads but does not write
+            packed = k_quant_blocks(kind, shape[1], shape[0], spread, random)
+        else:
+            packed = gguf.quants.quantize(values.astype(np.float32), quantised_type)
         tensors.append(Tensor(name, shape, quantised_type.value, packed.tobytes()))
         weights[name] = gguf.quants.dequantize(packed, quantised_type).astype(np.float64)
     path.write_bytes(gguf_bytes(_metadata(config) | tokenizer_metadata(vocab), tensors))

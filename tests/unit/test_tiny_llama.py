@@ -9,6 +9,7 @@ import pytest
 from stepwell.models.config import LlamaConfig, check_tensors
 from stepwell.weights.gguf import GgufFile, read_gguf
 from stepwell.weights.source import FileSource
+from tests.reference.kernels import FORMATS
 from tests.tiny_llama import FileWeights, byte_alphabet, reference_llama, write_tiny_llama
 
 
@@ -16,11 +17,12 @@ def read(path: Path) -> GgufFile:
     return asyncio.run(read_gguf(FileSource(path)))
 
 
-@pytest.mark.parametrize("formats", ["F32", "F16", "Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("formats", FORMATS)
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tiny_model_is_whole_and_holds_the_returned_weights(tmp_path: Path, formats: str, tied: bool) -> None:
     path = tmp_path / "tiny.gguf"
-    weights = write_tiny_llama(path, seed=3, formats=formats, embed_format=formats, tied=tied, n_layers=1)
+    sizes = {"hidden": 256, "n_heads": 16, "ffn": 256} if formats.endswith("_K") else {}
+    weights = write_tiny_llama(path, seed=3, formats=formats, embed_format=formats, tied=tied, n_layers=1, **sizes)
     file = read(path)
     config = LlamaConfig.from_gguf(file)
     check_tensors(file, config)

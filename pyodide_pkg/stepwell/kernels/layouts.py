@@ -17,9 +17,12 @@ minimum``, with unsigned elements of 4, 5, 6 or 8 bits.  ``wgsl/formats.wgsl`` i
     u6m/16   Q6_K beside Q4_K or Q5_K        10                         6 + 4 f32
     u8m, u8/16, u8m/16: other mixtures    10, 10, 12                    8 + 2, 2, 4 f32
 
-Scales are f32: those of K-quants (an f16 times an integer of 6 or 8 bits) have no exact f16.  Elements of 5 and 6 bits
-are nibbles and words of high bits, not bytes: decoding is bound by bytes read, and a kernel widens eight of them to
-bytes with about eight instructions, so that its inner loop knows nibbles and bytes only.
+Scales are f32: those of K-quants (an f16 times an integer of 6 or 8 bits) have no exact f16.
+
+Elements of 5 and 6 bits are nibbles and words of high bits, not bytes: decoding on a GPU is bound by bytes read, and a
+kernel widens eight of them to bytes with about eight instructions, so that its inner loop knows nibbles and bytes only.
+A CPU adapter would rather have bytes (a product of one row takes it about 1.25 times as long as with u8), but is no
+reason for layouts that GPUs do not run.
 """
 
 from collections.abc import Iterable, Mapping
