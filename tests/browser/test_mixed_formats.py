@@ -22,7 +22,14 @@ pytestmark = pytest.mark.browser
 
 PROMPT = [5, 300, 17, 17, 42, 99, 3]
 STEPS = 6
-K_SIZES = {"hidden": 256, "n_heads": 8, "n_kv_heads": 2, "head_dim": 32, "ffn": 256}
+K_SIZES = {
+    "hidden": 256,
+    "n_heads": 8,
+    "n_kv_heads": 2,
+    "head_dim": 32,
+    "ffn": 256,
+    "vocab": 321,
+}  # odd: 210 bytes a row
 
 
 class Mix(NamedTuple):
