@@ -299,7 +299,8 @@ class _Read:
 
     def __await__(self) -> Generator[Any, None, bytes]:
         pending = self._outcome
-        outcome = (yield from pending.__await__()) if isinstance(pending, asyncio.Future) else pending
+        # a mapping goes on when whoever waits for it is cancelled
+        outcome = (yield from asyncio.shield(pending)) if isinstance(pending, asyncio.Future) else pending
         self._device.report()
         if isinstance(outcome, DeviceError):
             raise outcome

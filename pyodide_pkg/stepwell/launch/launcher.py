@@ -1,10 +1,12 @@
 """The launcher: a recorded step becomes flat programs, and one that comes again becomes a plan."""
 
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from stepwell.errors import BadRequest, DeviceLost, UsageError
+from stepwell.errors import BadRequest, DeviceLost, StepwellError, UsageError
 from stepwell.gpu.device import Device
 from stepwell.gpu.program import STEP_BYTES, Program
 from stepwell.launch.assembly import Assembly
@@ -241,7 +243,10 @@ class Launcher:
 
 
 class _Reading:
-    """A read that was started.  Nothing happens if it is never awaited."""
+    """A read that was started.  Nothing happens if it is never awaited; it can be awaited again.
+
+    A task that is cancelled waits for its end all the same: the buffer is out of the queue's reach until then.
+    """
 
     def __init__(self, launcher: Launcher, reading: Awaitable[bytes]) -> None:
         self._launcher, self._reading = launcher, reading
@@ -249,7 +254,12 @@ class _Reading:
 
     def __await__(self) -> Generator[Any, None, bytes]:
         self._launcher.counters.syncs += 1
-        data = yield from self._reading.__await__()
+        try:
+            data = yield from self._reading.__await__()
+        except CancelledError:
+            with suppress(StepwellError):
+                yield from self._reading.__await__()
+            raise
         self._launcher.pool.note_complete(self._serial)
         return data
 
