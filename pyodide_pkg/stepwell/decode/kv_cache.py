@@ -110,6 +110,7 @@ class GrowKV(Tensors):
     def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
         super().__init__(pool, layers, width_bytes, capacity)
         self._sets: deque[list[Pair]] = deque([[]])  # that of the committed positions, then one per step under way
+        self._past: deque[list[Pair]] = deque()  # of steps before, while others are under way
 
     @property
     def class_bytes(self) -> int:
@@ -121,6 +122,10 @@ class GrowKV(Tensors):
 
     def extend(self, rows: int) -> list[Pair]:
         self._check_room(rows)
+        if self._past:
+            # one for one, the oldest: so the sets take turns whether or not others are in flight when a step begins,
+            # and a plan that was recorded with none in flight fits
+            self._release(self._past.popleft())
         self._sets.append(self._acquire(self.end + rows))
         self._rows.append(rows)
         return self._sets[-1]
@@ -129,8 +134,12 @@ class GrowKV(Tensors):
         self._carry(rec, self._sets[-2], self._sets[-1])
 
     def commit(self) -> None:
-        self._release(self._sets.popleft())
         self.length += self._rows.popleft()
+        past = self._sets.popleft()
+        if self._rows or self._past:
+            self._past.append(past)
+        else:
+            self._release(past)
         nbytes = min(self.end + AHEAD_STEPS, self._capacity) * self._width_bytes
         if nbytes >= AHEAD_BYTES:
             self._pool.prepare_growth(nbytes, range(2 * self._layers), AHEAD_STEPS, at_most=1)
@@ -139,6 +148,8 @@ class GrowKV(Tensors):
         while self._rows:
             self._rows.pop()
             self._release(self._sets.pop())
+        while self._past:
+            self._release(self._past.popleft())
 
     def close(self) -> None:
         self.abandon()
