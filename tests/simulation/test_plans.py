@@ -91,12 +91,12 @@ def test_three_calls_per_token_at_most(model: Path) -> None:
             if not name.startswith("_") and name != "info":
                 setattr(lab.device, name, counting(name, getattr(lab.device, name)))
         async for event in session.generate(PROMPT, Generation(max_tokens=30)):
-            assert event.counters is not None
-            if 3 <= event.index < 27 and not event.counters.buffers_destroyed:  # the pool's policy gives some up, once
+            if 3 <= event.index < 27:
                 per_token.append(tuple(calls))
             calls.clear()
-        assert len(per_token) > 20
-        assert set(per_token) == {("replay", "read_buffer")}
+        # once the pool's policy has given up what the prompt needed
+        assert {calls for calls in per_token if "destroy" not in calls} == {("replay", "read_buffer")}
+        assert sum("destroy" in calls for calls in per_token) <= 1
 
     asyncio.run(run())
 
