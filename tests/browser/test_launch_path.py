@@ -76,9 +76,9 @@ async def main(args):
     results = []
     for options in args["options"]:
         launcher = Launcher(rig.device, rig.pool, LaunchOptions.from_dict(options))
-        for kv in ("static", "grow"):
-            session = DecodeSession(rig.model, launcher, kv=kv, context=64)
-            generation = Generation(max_tokens=args["tokens"], digest=True, ban_eos=False)
+        for kv in args["kvs"]:
+            session = DecodeSession(rig.model, launcher, kv=kv, context=128)
+            generation = Generation(max_tokens=args["tokens"], digest=True)
             await session.prepare(generation, len(args["prompt"]))
             events = [event async for event in session.generate(args["prompt"], generation)]
             session.close()
@@ -117,9 +117,8 @@ def rig(lab: Lab, tiny: tuple[Path, list[int]]) -> Iterator[Lab]:
 @pytest.fixture(scope="module")
 def plain(rig: Lab, tiny: tuple[Path, list[int]]) -> dict[str, Any]:
     """What every arm must give, bit by bit: that of the plainest one, whose ids are those of the float64 model."""
-    static, grow = rig.run(
-        RUN, options=[{**OFF, "params": "uniform_pool", "readback_depth": 0}], prompt=PROMPT, tokens=TOKENS
-    )
+    options = [{**OFF, "params": "uniform_pool", "readback_depth": 0}]
+    static, grow = rig.run(RUN, options=options, kvs=["static", "grow"], prompt=PROMPT, tokens=TOKENS)
     assert static["ids"] == grow["ids"] == tiny[1]
     assert static["digests"] == grow["digests"]
     assert len(set(static["digests"])) == TOKENS
@@ -160,6 +159,7 @@ def test_every_switch_alone_and_together(rig: Lab, plain: dict[str, Any], mode: 
     results = rig.run(
         RUN,
         options=[{**ARMS[name], "params": mode, "readback_depth": depth} for name, depth in settings],
+        kvs=["static", "grow"],
         prompt=PROMPT,
         tokens=TOKENS,
     )
@@ -171,7 +171,7 @@ def test_every_switch_alone_and_together(rig: Lab, plain: dict[str, Any], mode: 
         assert run["digests"] == plain["digests"], where
         steps = run["counters"][1:]
         if run["kv"] == "grow" and depth:
-            # a set of tensors more for each step in flight: what repeats does so after as many steps as there are sets
+            # a set of tensors more for each step in flight, and a plan for each: these runs are too short for that
             assert {step["passes"] for step in steps if step["refused"] != "recorded"} == {
                 promised(ARMS[name], mode, "grow")["passes"]
             }, where
@@ -180,6 +180,25 @@ def test_every_switch_alone_and_together(rig: Lab, plain: dict[str, Any], mode: 
         for step in steps[-3:]:
             assert {key: step[key] for key in expected} == expected, where
             assert step["refused"] == (None if ARMS[name]["replay"] else "off"), where
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_growing_cache_replays_steps_ahead(rig: Lab, depth: int) -> None:
+    """K + 2 sets of tensors take turns, and each turn has its plan: recorded once, then only replayed."""
+    prompt, tokens = (PROMPT * 4)[:66], 45  # the tensors' class ends at 128 positions
+    options = [
+        {**OFF, "readback_depth": 0, "params": "uniform_pool"},
+        {**ON, "submit_every": 0, "readback_depth": depth},
+    ]
+    off, on = rig.run(RUN, options=options, kvs=["grow"], prompt=prompt, tokens=tokens)
+    assert on["ids"] == off["ids"]
+    assert on["digests"] == off["digests"]
+    assert len({step["kv_class_bytes"] for step in on["counters"]}) == 1
+    refused = [step["refused"] for step in on["counters"]]
+    assert refused.count("recorded") == depth + 2
+    assert refused[-10:] == [None] * 10
+    expected = promised({**ON, "submit_every": 0}, "immediates", "grow")
+    assert {key: on["counters"][-1][key] for key in expected} == expected
 
 
 # ---- the host in the middle of a step --------------------------------------------------------------------------------
