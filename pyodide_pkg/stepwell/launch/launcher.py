@@ -15,7 +15,7 @@ from stepwell.launch.counters import Counters
 from stepwell.launch.kernel_cache import KernelCache
 from stepwell.launch.options import LaunchOptions, Params
 from stepwell.launch.parameters import CallSites, Parameters, Shadow, UniformPool
-from stepwell.launch.plan import Plan, Plans
+from stepwell.launch.plan import DEFAULT_PLANS, Plan, Plans
 from stepwell.launch.recorder import Recorder, Step
 from stepwell.launch.shapes import Shapes
 from stepwell.launch.verify import verify
@@ -55,7 +55,7 @@ class Launcher:
         )
         # an empty cache is false
         self.bind_groups = BindGroupCache(options.bind_groups) if bind_groups is None else bind_groups
-        self.plans = Plans(pool)
+        self.plans = Plans(pool, max(DEFAULT_PLANS, (options.readback_depth or 0) + 4))
         self.kernels.on_evict.append(self.plans.drop_variant)
         if self.parameters is not None:
             self.kernels.on_evict.append(self.parameters.forget)

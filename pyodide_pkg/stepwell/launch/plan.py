@@ -14,8 +14,8 @@ from stepwell.launch.counters import Counters
 from stepwell.memory.buffer import Buffer
 from stepwell.memory.pool import BufferPool
 
-DEFAULT_PLANS = 8  # one per ping-pong direction of a growing cache and step in flight, with room to spare
-_SEEN = 64
+DEFAULT_PLANS = 8
+_SEEN = 8  # keys remembered per plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,10 @@ class Plan:
 
 
 class Plans:
-    """At most ``bound`` plans; the least recently used one makes room."""
+    """At most ``bound`` plans; the least recently used one makes room.
+
+    A growing cache with K steps in flight needs K + 2, or each is gone when its turn comes.
+    """
 
     def __init__(self, pool: BufferPool, bound: int = DEFAULT_PLANS) -> None:
         self._pool = pool
@@ -66,7 +69,7 @@ class Plans:
         known = key in self._seen
         self._seen.pop(key, None)
         self._seen[key] = None
-        if len(self._seen) > _SEEN:
+        if len(self._seen) > _SEEN * self._bound:
             self._seen.pop(next(iter(self._seen)))
         return not known
 
