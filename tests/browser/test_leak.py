@@ -38,14 +38,14 @@ async def main(args):
 
     def state():
         # a run leaves its policy's free buffers to the next run: trim, as the page does on request
-        launcher.pool.trim()
-        launcher.pool.flush()
+        engines.pool.trim()
+        engines.pool.flush()
         gc.collect()
-        report = launcher.pool.report()
-        sizes = dict(launcher.device.table_sizes())
+        report = engines.pool.report()
+        sizes = dict(engines.device.table_sizes())
         return [sizes, report.reserved_bytes, report.in_use_bytes, count_proxies()]
 
-    launcher = frontend._launcher
+    engines = frontend._engines
     for kv in ("grow", "static"):            # compile, import, fill caches
         await run(kv, 3, "adaptive")
         await run(kv, 3, "adaptive", temperature=1.0)
@@ -57,8 +57,8 @@ async def main(args):
         produced.append(await run(kv, 20, "adaptive", temperature=1.0, seed=7))
     after = state()
     frontend.close()
-    return {"before": before, "after": after, "produced": produced, "closed": dict(launcher.device.table_sizes()),
-            "left": launcher.pool.report().reserved_bytes}
+    return {"before": before, "after": after, "produced": produced, "closed": dict(engines.device.table_sizes()),
+            "left": engines.pool.report().reserved_bytes}
 """
 
 
@@ -101,9 +101,9 @@ async def main(args):
     tables = []
     make_file = run_js("(bytes, name) => new File([bytes], name)")
     await frontend.load_file('{"name": "short"}', make_file(to_js(data[:-1000]), "short.gguf"))
-    tables.append(frontend._launcher.device.table_sizes()["buffers"])
+    tables.append(frontend._engines.device.table_sizes()["buffers"])
     await frontend.load_source('{"name": "cut"}', Liar(data, len(data) - 1000))
-    tables.append(frontend._launcher.device.table_sizes()["buffers"])
+    tables.append(frontend._engines.device.table_sizes()["buffers"])
     await frontend.load_source('{"name": "fine"}', BytesSource(data, "fine"))
     fine = [m["type"] for m in messages if m["type"] in ("model", "error")]
     errors = [m for m in messages if m["type"] == "error"]
