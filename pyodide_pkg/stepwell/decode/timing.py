@@ -120,7 +120,8 @@ class Meter:
     ) -> StepCounters:
         """The record of a step that cost so much."""
         return StepCounters(
-            **cost.issued.as_dict() | {"replayed": int(refused is None)},  # not the replay that a recording is tried with
+            # ``replayed`` is not the replay that a recording is tried with
+            **cost.issued.as_dict() | {"replayed": int(refused is None)},
             **dict(zip(_POOL, cost.moved, strict=True)),
             refused=refused,
             gpu_ms=gpu_ms,
