@@ -27,6 +27,7 @@ import asyncio
 from base64 import b64decode, b64encode
 from stepwell import BufferPool, Role, open_device
 from stepwell.errors import StepwellError
+from stepwell.kernels.fused import FusedOps
 from stepwell.kernels.ops import Heads, Matrix, Ops
 from stepwell.kernels.tuning import Tuning
 from stepwell.launch.launcher import Launcher
@@ -35,7 +36,8 @@ from stepwell.launch.recorder import Launch, Recorder
 class Case:
     def __init__(self, launcher, case, poison):
         device, pool = launcher.device, launcher.pool
-        rec, ops = Recorder(case["position"], case["rows"]), Ops(Tuning(**case["tuning"]))
+        tuning = Tuning(**case["tuning"])
+        rec, ops = Recorder(case["position"], case["rows"]), (FusedOps if case["fused"] else Ops)(tuning)
         names = {}
         for name, data in case["buffers"].items():
             contents = poison.to_bytes(4, "little") * data if isinstance(data, int) else b64decode(data)
@@ -46,8 +48,9 @@ class Case:
         for name, geometry in case["heads"].items():
             names[name] = Heads(*geometry)
         for operation, args, options in case["calls"]:
-            getattr(ops, operation)(rec, *(names.get(a, a) if isinstance(a, str) else a for a in args), **{
-                name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
+            options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+            args = [tuple(arg) if isinstance(arg, list) else arg for arg in args]
+            getattr(ops, operation)(rec, *(names.get(a, a) if isinstance(a, str) else a for a in args), **options)
         self.outputs, self.total = [], 0
         for name in case["outputs"]:
             self.outputs.append((name, self.total, names[name].requested))
@@ -106,12 +109,14 @@ class Case:
     heads: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)  # heads, kv_heads, head_dim, rope_dim
     position: int = 0
     rows: int = 1
+    fused: bool = False  # the calls are FusedOps' methods
 
     def as_json(self) -> dict[str, Any]:
         return {
             "tuning": asdict(self.tuning),
             "position": self.position,
             "rows": self.rows,
+            "fused": self.fused,
             "buffers": {name: _pack(contents) for name, contents in self.buffers.items()},
             "matrices": self.matrices,
             "heads": self.heads,

@@ -501,7 +501,11 @@ ARGMAXES = [
     Argmax("quad", 33, "equal"),
     Argmax("quad", 33, "equal", (0, 1)),
     Argmax("quad", 33, "rising", (30, 31, 32)),
-    *(Argmax("quad", 33, "lowest", tuple(i for i in range(33) if i != only)) for only in (0, 17, 32)),
+    *(
+        Argmax(tuning, 33, "lowest", tuple(i for i in range(33) if i != only))
+        for tuning in ("quad", "split")
+        for only in (0, 17, 32)
+    ),
 ]
 
 
@@ -519,10 +523,11 @@ def logits_of(shape: Argmax) -> npt.NDArray[np.float32]:
 
 
 def argmax_case(shape: Argmax) -> Case:
+    pairs = "pairs" if TUNINGS[shape.tuning].argmax_parts > 1 else None
     return Case(
         TUNINGS[shape.tuning],
-        {"logits": logits_of(shape), "token": poison(1, dtype=np.uint32)},
-        [("argmax", ("logits", "token"), {"size": shape.size, "ban": shape.ban})],
+        {"logits": logits_of(shape), "pairs": poison(2 * 64, dtype=np.uint32), "token": poison(1, dtype=np.uint32)},
+        [("argmax", ("logits", pairs, "token"), {"size": shape.size, "ban": shape.ban})],
         ("token",),
     )
 
@@ -549,7 +554,12 @@ BATCHES: tuple[tuple[Any, Any], ...] = (
 )
 
 
-TESTED_ELSEWHERE = {"kv_pattern": "test_kv_pattern_browser.py"}  # kernels of a workload, which are tested with it
+TESTED_ELSEWHERE = {
+    "kv_pattern": "test_kv_pattern_browser.py",  # a workload, tested with it
+    "matvec": "test_fused_kernels.py",
+    "rope_turns": "test_fused_kernels.py",
+    "attention_decode": "test_fused_kernels.py",
+}
 
 
 def test_every_kernel_is_tested(kernels: KernelLab) -> None:

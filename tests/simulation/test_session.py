@@ -257,7 +257,8 @@ def test_bind_groups_repeat(model_path: Path, kv: str) -> None:
 def test_the_chosen_token_is_fed_back(model_path: Path) -> None:
     """argmax given a meaning on FakeDevice: each id is the one before plus one, so feeding back is visible."""
     device_info = FakeDevice().info
-    constants = (("size", VOCAB), ("ban", ()), ("threads", tuning_for(device_info).argmax_threads))
+    tuning = tuning_for(device_info)
+    constants = (("stage", "all"), ("ban", ()), ("size", VOCAB), ("parts", 1), ("threads", tuning.argmax_threads))
 
     def next_id(buffers: Any, grid: Any) -> None:
         ids = buffers[2].cast("I")  # behind the immediates and the logits

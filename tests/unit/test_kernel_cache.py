@@ -33,7 +33,7 @@ Test = Callable[..., Coroutine[Any, Any, None]]
 
 def kernel(number: int) -> Variant:
     """Some kernel; each number is another pipeline."""
-    return Variant("argmax", (("size", number), ("ban", ()), ("threads", 16)))
+    return Variant("argmax", (("stage", "all"), ("ban", ()), ("size", number), ("parts", 1), ("threads", 16)))
 
 
 class Device(FakeDevice):

@@ -22,7 +22,25 @@ CONSTANTS: Mapping[str, Mapping[str, object]] = {
     "attention_quad": HEADS,
     "attention_split": HEADS,
     "attention_merge": {"heads": 4, "head_dim": 16, "chunk": 64, "threads": 4},
-    "argmax": {"size": 33, "ban": (1, 2), "threads": 16},
+    "argmax": {"size": 33, "parts": 1, "stage": "all", "ban": (1, 2), "threads": 16},
+    "rope_turns": {"rope_dim": 16, "bits": 20, "threads": 4},
+    "attention_decode": {**HEADS, "subgroup": 4},
+    "matvec": {
+        "format": "u4m",
+        "k": 64,
+        "n": 96,
+        "wide": 8,
+        "per": 1,
+        "splits": 2,
+        "subgroup": 0,
+        "before": "norm",
+        "eps": 1e-5,
+        "after": "rope",
+        "heads": 3,
+        "kv_heads": 1,
+        "head_dim": 16,
+        "rope_dim": 16,
+    },
 }
 
 

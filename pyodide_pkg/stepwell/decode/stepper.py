@@ -212,7 +212,7 @@ class Stepper:
             return rec.finish(), None
         vocab_bytes = 4 * model.config.vocab_size
         if want.on_gpu:
-            model.choose(rec, logits, self._ids, want.ban)
+            model.choose(rec, scope, logits, self._ids, want.ban)
         if not want.on_gpu:
             rec.copy_out(logits, 0, vocab_bytes)
         elif want.digest:

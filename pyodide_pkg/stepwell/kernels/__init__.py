@@ -29,6 +29,9 @@ KERNELS: Mapping[str, str] = {
     "attention_split": "the same for GPUs, and wherever subgroups are missing",
     "attention_merge": "the chunks of attention put together",
     "argmax": "the id of the largest logit that is not banned",
+    "matvec": "one row of x times W^T, with the norm or merge before it and what comes after it: for GPUs",
+    "rope_turns": "the rotation of the step's position, per pair of a head",
+    "attention_decode": "one chunk of attention of one row: for GPUs",
     "kv_pattern": "writes and reads the buffers of the growing-KV workload, in integers that the host can foretell",
 }
 

@@ -146,9 +146,9 @@ class Ops:
         grid = (ceil_div(pairs, threads), rows, 1)
         rec.launch(Variant("rope_append", constants), (turns, qkv, k, v), grid, "rope_append")
 
-    def attention_shape(self, rec: Recorder, length: int) -> tuple[int, int]:
+    def attention_shape(self, rec: Recorder, length: int, chunk: int) -> tuple[int, int]:
         """The shape class of attention over ``length`` positions: the step's width, and chunks of positions."""
-        return rec.shapes.width(rec.rows), rec.shapes.chunks(ceil_div(length, self.tuning.attention_chunk))
+        return rec.shapes.width(rec.rows), rec.shapes.chunks(ceil_div(length, chunk))
 
     def partials_bytes(self, heads: Heads, shape: tuple[int, int]) -> tuple[int, int]:
         """Bytes of attention's two workspaces: the partial values and their (maximum, sum) pairs."""
@@ -174,7 +174,23 @@ class Ops:
         grid = (ceil_div(heads.heads * heads.head_dim // 4, threads), rows, 1)
         rec.launch(merge, (partials, normals, out), grid, "attention", shape)
 
-    def argmax(self, rec: Recorder, logits: Buffer, token: Buffer, *, size: int, ban: tuple[int, ...]) -> None:
-        """token[0] = the id of the largest logit outside ``ban``."""
-        constants = (("size", size), ("ban", ban), ("threads", self.tuning.argmax_threads))
-        rec.launch(Variant("argmax", constants), (logits, token), (1, 1, 1), "argmax", (1,))
+    def argmax_bytes(self) -> int:
+        """Bytes of argmax's workspace; 0: it needs none."""
+        return 8 * self.tuning.argmax_parts if self.tuning.argmax_parts > 1 else 0
+
+    def argmax(
+        self, rec: Recorder, logits: Buffer, pairs: Buffer | None, token: Buffer, *, size: int, ban: tuple[int, ...]
+    ) -> None:
+        """token[0] = the id of the largest logit outside ``ban``; ``pairs`` is the workspace."""
+        parts = self.tuning.argmax_parts
+        constants = (("size", size), ("parts", parts), ("threads", self.tuning.argmax_threads))
+
+        def launch(stage: str, ban: tuple[int, ...], buffers: tuple[Buffer, Buffer], workgroups: int) -> None:
+            variant = Variant("argmax", (("stage", stage), ("ban", ban), *constants))
+            rec.launch(variant, buffers, (workgroups, 1, 1), "argmax", (1,))
+
+        if pairs is None:
+            launch("all", ban, (logits, token), 1)
+        else:
+            launch("part", ban, (logits, pairs), parts)
+            launch("pairs", (), (pairs, token), 1)

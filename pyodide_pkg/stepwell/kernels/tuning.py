@@ -25,6 +25,14 @@ class Tuning:
     outputs_per_thread_of_tile: int = 8  # quad, `tile` rows
     split_outputs: int = 8  # split: outputs per workgroup
     split_threads: int = 128  # split: threads per workgroup, at most
+    argmax_parts: int = 1  # workgroups that share the logits
+    fused: bool = False  # decode steps by kernels/fused.py
+    subgroup: int = 0  # its kernels' subgroup size; 0: they know none
+    decode_chunk: int = 256  # positions per workgroup of its attention, and threads
+    decode_threads: int = 256  # of its products, at most
+    most_per_thread: int = 4  # outputs of its products
+    workgroups: int = 528  # that keep the GPU busy
+    workgroup_bytes: int = 16384  # of a workgroup's memory
 
     def __post_init__(self) -> None:
         if self.subgroups and self.norm_threads != 4:
@@ -56,4 +64,8 @@ def tuning_for(info: DeviceInfo) -> Tuning:
         attention_chunk=64,
         argmax_threads=256,
         elementwise_threads=64,
+        argmax_parts=64,
+        workgroup_bytes=info.limits.get("maxComputeWorkgroupStorageSize", 16384),
+        fused=True,
+        subgroup=info.subgroup_size if 8 <= info.subgroup_size == info.subgroup_max_size <= 64 else 0,
     )

@@ -1,7 +1,7 @@
 """The Llama architecture (Llama 2 and 3, SmolLM2, TinyLlama): its weights and one step as recorder calls.
 
 Per layer nine launches: norm, qkv, rope + KV append, attention by chunks and its merge, output + residual, norm,
-gate|up + SwiGLU, down + residual.
+gate|up + SwiGLU, down + residual.  On GPUs a decode step has five (``kernels/fused.py``).
 """
 
 import math
@@ -9,6 +9,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from stepwell.gpu.device import ByteSource, Progress
+from stepwell.kernels.fused import FusedOps
 from stepwell.kernels.ops import ROPE_BITS, Heads, Ops
 from stepwell.kernels.tuning import tuning_for
 from stepwell.launch.launcher import Launcher
@@ -29,7 +30,12 @@ class Llama:
         self._launcher = launcher
         self._turns = turns
         self._ops = Ops(tuning_for(launcher.device.info))
+        self._fused = FusedOps(self._ops.tuning)
         self._heads = Heads(config.n_heads, config.n_kv_heads, config.head_dim, config.rope_dim)
+        # one row at a time in few launches, where the adapter likes that and has room for a whole row
+        longest = max(config.hidden_size, config.n_heads * config.head_dim)
+        self._one_by_one = self._ops.tuning.fused and self._fused.fits(longest)
+        self._qkv_width = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
         self.kv_width_bytes = 4 * config.n_kv_heads * config.head_dim  # one position of one K or V tensor, f32
 
     @classmethod
@@ -65,21 +71,27 @@ class Llama:
         ``reach`` is where the sequence may come to: the workspaces that depend on its length are made for that, so that
         they stay the same from step to step.  Without ``want_logits`` the result is None.
         """
+        if rec.rows == 1 and self._one_by_one:
+            x = self._record_one(rec, scope, ids, kv, reach)
+        else:
+            x = self._record_rows(rec, scope, ids, kv, reach)
+        return self._logits(rec, scope, x) if want_logits else None
+
+    def _record_rows(
+        self, rec: Recorder, scope: Acquires, ids: Buffer, kv: Sequence[tuple[Buffer, Buffer]], reach: int
+    ) -> Buffer:
+        """All layers for any number of rows; returns x[rows][hidden]."""
         c, ops, heads, w, rows = self.config, self._ops, self._heads, self._weights, rec.rows
         width = rec.shapes.width(rows)
-        qkv_width = (c.n_heads + 2 * c.n_kv_heads) * c.head_dim
         x = scope.acquire(4 * width * c.hidden_size, "x")
         y = scope.acquire(4 * width * c.hidden_size, "normed")
-        qkv = scope.acquire(4 * width * qkv_width, "qkv")
+        qkv = scope.acquire(4 * width * self._qkv_width, "qkv")
         attended = scope.acquire(4 * width * c.n_heads * c.head_dim, "attended")
         hidden = scope.acquire(4 * width * c.ffn_size, "hidden")
-        shape = ops.attention_shape(rec, reach)
-        partial_bytes, normal_bytes = ops.partials_bytes(heads, shape)
-        partials = scope.workspace("attention", shape, "attention partials", partial_bytes)
-        normals = scope.workspace("attention", shape, "attention normals", normal_bytes)
+        shape, partials, normals = self._attention_workspaces(rec, scope, reach, ops.tuning.attention_chunk)
 
-        def norm(source: Buffer, weight: str, *, last: bool = False) -> None:
-            ops.rms_norm(rec, source, w.vector(weight), y, width=c.hidden_size, eps=c.rms_eps, rows=rows, last=last)
+        def norm(weight: str) -> None:
+            ops.rms_norm(rec, x, w.vector(weight), y, width=c.hidden_size, eps=c.rms_eps, rows=rows)
 
         def matmul(source: Buffer, layer: str, name: str, target: Buffer, mode: str = "plain") -> None:
             ops.matmul(rec, source, w.matrix(f"{layer}.{name}"), target, rows=rows, mode=mode, node=name)
@@ -87,24 +99,65 @@ class Llama:
         ops.embed(rec, ids, x, w.matrix("token_embd"), rows)
         for i, (k, v) in enumerate(kv):
             layer = f"blk.{i}"
-            norm(x, f"{layer}.attn_norm")
+            norm(f"{layer}.attn_norm")
             matmul(y, layer, "qkv", qkv)
             ops.rope_append(rec, self._turns, qkv, k, v, heads, rows)
             ops.attention(rec, qkv, k, v, partials, normals, attended, heads, rows=rows, shape=shape)
             matmul(attended, layer, "attn_output", x, "residual")
-            norm(x, f"{layer}.ffn_norm")
+            norm(f"{layer}.ffn_norm")
             matmul(y, layer, "gate_up", hidden, "swiglu")
             matmul(hidden, layer, "ffn_down", x, "residual")
-        if not want_logits:
-            return None
+        return x
+
+    def _record_one(
+        self, rec: Recorder, scope: Acquires, ids: Buffer, kv: Sequence[tuple[Buffer, Buffer]], reach: int
+    ) -> Buffer:
+        """All layers for one row in as few launches as possible; returns x[hidden]."""
+        c, fused, heads, w, eps = self.config, self._fused, self._heads, self._weights, self.config.rms_eps
+        x = scope.acquire(4 * c.hidden_size, "x")
+        q = scope.acquire(4 * c.n_heads * c.head_dim, "q")
+        hidden = scope.acquire(4 * c.ffn_size, "hidden")
+        turns = scope.acquire(4 * c.rope_dim, "turns")
+        shape, partials, normals = self._attention_workspaces(rec, scope, reach, fused.tuning.decode_chunk)
+        self._ops.embed(rec, ids, x, w.matrix("token_embd"), 1)
+        fused.rope_turns(rec, self._turns, turns, heads)
+        for i, (k, v) in enumerate(kv):
+            layer = f"blk.{i}"
+            fused.norm_qkv(rec, x, w.vector(f"{layer}.attn_norm"), eps, w.matrix(f"{layer}.qkv"), turns, q, k, v, heads)
+            fused.attention(rec, q, k, v, partials, normals, heads, shape)
+            fused.merged_product(rec, partials, normals, w.matrix(f"{layer}.attn_output"), x, heads)
+            norm, gate_up = w.vector(f"{layer}.ffn_norm"), w.matrix(f"{layer}.gate_up")
+            fused.norm_product(rec, x, norm, eps, gate_up, hidden, "swiglu", "gate_up")
+            fused.product(rec, hidden, w.matrix(f"{layer}.ffn_down"), x, "residual", "ffn_down")
+        return x
+
+    def _logits(self, rec: Recorder, scope: Acquires, x: Buffer) -> Buffer:
+        """Of the step's last row."""
+        c, w = self.config, self._weights
         logits = scope.acquire(4 * c.vocab_size, "logits")
-        norm(x, "output_norm", last=True)
-        ops.matmul(rec, y, w.matrix("output"), logits, rows=1, node="output")
+        norm, output = w.vector("output_norm"), w.matrix("output")
+        if rec.rows == 1 and self._one_by_one:
+            self._fused.norm_product(rec, x, norm, c.rms_eps, output, logits, "plain", "output")
+            return logits
+        y = scope.acquire(4 * c.hidden_size, "last normed")
+        self._ops.rms_norm(rec, x, norm, y, width=c.hidden_size, eps=c.rms_eps, rows=rec.rows, last=True)
+        self._ops.matmul(rec, y, output, logits, rows=1, node="output")
         return logits
 
-    def choose(self, rec: Recorder, logits: Buffer, token: Buffer, ban: tuple[int, ...]) -> None:
+    def _attention_workspaces(
+        self, rec: Recorder, scope: Acquires, reach: int, chunk: int
+    ) -> tuple[tuple[int, int], Buffer, Buffer]:
+        """Attention's shape class, and its workspaces."""
+        shape = self._ops.attention_shape(rec, reach, chunk)
+        partial_bytes, normal_bytes = self._ops.partials_bytes(self._heads, shape)
+        partials = scope.workspace("attention", shape, "attention partials", partial_bytes)
+        return shape, partials, scope.workspace("attention", shape, "attention normals", normal_bytes)
+
+    def choose(self, rec: Recorder, scope: Acquires, logits: Buffer, token: Buffer, ban: tuple[int, ...]) -> None:
         """Record greedy choice: token[0] = argmax of the logits outside ``ban``."""
-        self._ops.argmax(rec, logits, token, size=self.config.vocab_size, ban=ban)
+        nbytes = self._ops.argmax_bytes()
+        pairs = scope.workspace("argmax", (1,), "argmax pairs", nbytes) if nbytes else None
+        self._ops.argmax(rec, logits, pairs, token, size=self.config.vocab_size, ban=ban)
 
     def close(self) -> None:
         """Give the weights back to the pool."""

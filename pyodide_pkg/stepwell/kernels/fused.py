@@ -1,0 +1,103 @@
+"""The operations of a decode step for GPUs: one row, in as few launches as there are points where all must be done.
+
+Five per layer: norm + q|k|v + rotation + KV append; attention by chunks; their merge + output + residual; norm +
+gate|up + SwiGLU; down + residual.  A chain of launches that wait for each other costs some microseconds each whatever
+they do, so work is done again where that saves one: every workgroup of a product norms x, or merges the chunks, itself.
+"""
+
+from typing import Literal
+
+from stepwell.kernels.ops import ROPE_BITS, Heads, Matrix, ceil_div
+from stepwell.kernels.tuning import Tuning
+from stepwell.launch.recorder import ByLength, Constant, Recorder, Variant
+from stepwell.memory.buffer import Buffer
+
+After = Literal["plain", "residual", "swiglu"]
+Constants = tuple[tuple[str, Constant], ...]
+_SHAPE = (1,)
+_BESIDE_BYTES = 8192  # of workgroup memory, for sums and reductions
+
+
+class FusedOps:
+    """Records for the kernels ``matvec``, ``attention_decode`` and ``rope_turns``."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self.tuning = tuning
+
+    def fits(self, longest: int) -> bool:
+        """Whether a workgroup can hold a vector of so many f32 values."""
+        return 4 * longest + _BESIDE_BYTES <= self.tuning.workgroup_bytes
+
+    def rope_turns(self, rec: Recorder, digits: Buffer, turns: Buffer, heads: Heads) -> None:
+        """turns[pair] = the rotation of the step's position."""
+        threads = self.tuning.elementwise_threads
+        constants = (("rope_dim", heads.rope_dim), ("bits", ROPE_BITS), ("threads", threads))
+        grid = (ceil_div(heads.rope_dim // 2, threads), 1, 1)
+        rec.launch(Variant("rope_turns", constants), (digits, turns), grid, "rope_turns", _SHAPE)
+
+    def norm_qkv(
+        self, rec: Recorder, x: Buffer, weight: Buffer, eps: float, matrix: Matrix, turns: Buffer, q: Buffer, k: Buffer,
+        v: Buffer, heads: Heads,
+    ) -> None:  # fmt: skip
+        """q = the rotated queries of RMSNorm(x); k and v go to the caches at the step's position."""
+        constants: Constants = (
+            ("before", "norm"), ("eps", eps), ("after", "rope"), *heads.constants(), ("rope_dim", heads.rope_dim),
+        )  # fmt: skip
+        self._launch(rec, matrix, "qkv", constants, (x, q), (weight, turns, k, v))
+
+    def norm_product(
+        self, rec: Recorder, x: Buffer, weight: Buffer, eps: float, matrix: Matrix, y: Buffer, after: After, node: str
+    ) -> None:
+        """y = RMSNorm(x) W^T, or SwiGLU of its halves."""
+        constants: Constants = (("before", "norm"), ("eps", eps), ("after", after))
+        self._launch(rec, matrix, node, constants, (x, y), (weight,))
+
+    def product(self, rec: Recorder, x: Buffer, matrix: Matrix, y: Buffer, after: After, node: str) -> None:
+        """y = x W^T, or added to y."""
+        self._launch(rec, matrix, node, (("before", "plain"), ("after", after)), (x, y), ())
+
+    def attention(
+        self, rec: Recorder, q: Buffer, k: Buffer, v: Buffer, partials: Buffer, normals: Buffer, heads: Heads,
+        shape: tuple[int, int],
+    ) -> None:  # fmt: skip
+        """The chunks of causal attention of the step's row."""
+        chunk = self.tuning.decode_chunk
+        constants = (*heads.constants(), ("chunk", chunk), ("subgroup", self.tuning.subgroup))
+        grid = ByLength(chunk, heads.kv_heads, 1)
+        rec.launch(Variant("attention_decode", constants), (q, k, v, partials, normals), grid, "attention", shape)
+
+    def merged_product(
+        self, rec: Recorder, partials: Buffer, normals: Buffer, matrix: Matrix, y: Buffer, heads: Heads
+    ) -> None:
+        """y += (the chunks of attention put together) W^T."""
+        constants: Constants = (
+            ("before", "merge"), ("after", "residual"), ("heads", heads.heads), ("head_dim", heads.head_dim),
+            ("chunk", self.tuning.decode_chunk),
+        )  # fmt: skip
+        self._launch(rec, matrix, "attn_output", constants, (partials, y), (normals,))
+
+    def _launch(
+        self, rec: Recorder, matrix: Matrix, node: str, constants: Constants,
+        first: tuple[Buffer, ...], last: tuple[Buffer, ...],
+    ) -> None:  # fmt: skip
+        outputs = matrix.n // 2 if ("after", "swiglu") in constants else matrix.n
+        per, splits = self._spread(outputs, matrix.k)
+        wide = self.tuning.split_outputs
+        shape = (
+            ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("wide", wide), ("per", per),
+            ("splits", splits), ("subgroup", self.tuning.subgroup),
+        )  # fmt: skip
+        grid = (ceil_div(outputs, wide * per), 1, 1)
+        rec.launch(Variant("matvec", (*shape, *constants)), (*first, *matrix.buffers, *last), grid, node, _SHAPE)
+
+    def _spread(self, outputs: int, k: int) -> tuple[int, int]:
+        """Outputs per thread, and sets of threads that share k: few of either where there is little to do."""
+        tuning = self.tuning
+        unit = max(1, tuning.subgroup // tuning.split_outputs)  # whole subgroups
+        blocks = ceil_div(k // 32, unit) * unit
+        splits = max(unit, min(blocks, tuning.decode_threads // tuning.split_outputs))
+        per = 1
+        most = min(tuning.most_per_thread, splits)  # a workgroup has a thread for each of its outputs
+        while 2 * per <= most and outputs >= 2 * per * tuning.split_outputs * tuning.workgroups:
+            per *= 2
+        return per, splits

@@ -1,0 +1,55 @@
+{# Reductions over a workgroup, for kernels that may know the adapter's subgroups. `subgroup` is their size, 0: unknown.
+   DECLARE(threads) goes to module scope, PARAMETERS to the entry point's; THREAD is then the invocation's number, linear
+   in the subgroups. TOTAL and HIGHEST are collective: every invocation calls them, and all have the result. #}
+{% macro declare(threads, subgroup) %}
+var<workgroup> reduced: array<f32, {{ threads // subgroup if subgroup else threads }}>;
+{% for name, whole, both in (("total", "subgroupAdd", "%s + %s"), ("highest", "subgroupMax", "max(%s, %s)")) %}
+
+fn {{ name }}_of_all(value: f32, thread: u32) -> f32 {
+{% if subgroup %}
+  let own = {{ whole }}(value);
+{% if threads > subgroup %}
+  workgroupBarrier();
+  if (thread % {{ subgroup }}u == 0u) { reduced[thread / {{ subgroup }}u] = own; }
+  workgroupBarrier();
+  var all = reduced[0];
+{% for i in range(1, threads // subgroup) %}
+  all = {{ both | format("all", "reduced[%d]" % i) }};
+{% endfor %}
+  return all;
+{% else %}
+  return own;
+{% endif %}
+{% else %}
+  workgroupBarrier();
+  reduced[thread] = value;
+  workgroupBarrier();
+  for (var half = {{ threads }}u; half > 1u; ) {
+    let rest = (half + 1u) / 2u;
+    if (thread + rest < half) { reduced[thread] = {{ both | format("reduced[thread]", "reduced[thread + rest]") }}; }
+    half = rest;
+    workgroupBarrier();
+  }
+  return reduced[0];
+{% endif %}
+}
+{% endfor %}
+{% endmacro %}
+
+{% macro enable(subgroup) %}
+{% if subgroup %}
+enable subgroups;
+{% endif %}
+{% endmacro %}
+
+{# The subgroup's own numbers: how invocations are dealt out to subgroups is the adapter's business. #}
+{% macro parameters(subgroup) -%}
+{%- if subgroup -%}
+@builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32
+{%- else -%}
+@builtin(local_invocation_index) lane: u32
+{%- endif -%}
+{%- endmacro %}
+{% macro thread(subgroup) -%}
+{{ "subgroup * %du + lane" % subgroup if subgroup else "lane" }}
+{%- endmacro %}

@@ -1,0 +1,265 @@
+"""The kernels of a GPU's decode step against float64, on this adapter: with its subgroups, and without.
+
+Tolerances as in test_kernels.py.  Small workgroups (two or eight outputs, a few sets of threads) stand for large ones:
+every way through the kernels is taken, shuffles between sets of threads included.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from stepwell.gpu.device import DeviceInfo
+from stepwell.kernels.fused import FusedOps
+from stepwell.kernels.layouts import LAYOUT_OF_FORMAT
+from stepwell.kernels.ops import Heads, Matrix, Ops
+from stepwell.kernels.tuning import tuning_for
+from stepwell.launch.recorder import Launch, Recorder
+from stepwell.memory.buffer import Buffer, Role
+from stepwell.models.config import LlamaConfig
+from stepwell.models.llama import rope_turns
+from tests.browser.conftest import Lab
+from tests.browser.kernel_lab import Case, KernelLab, is_poison, poison
+from tests.browser.test_kernels import assert_within, f32, matrix_entry, packed, random_of
+from tests.reference import kernels as reference
+from tests.reference.kernels import U
+
+pytestmark = pytest.mark.browser
+
+GPU = replace(
+    tuning_for(DeviceInfo("", "", "a GPU", False, {}, frozenset())), argmax_parts=4, decode_chunk=32, workgroups=4
+)
+TUNINGS = {
+    "plain": replace(GPU, subgroup=0, decode_threads=64),
+    "subgroups": replace(GPU, subgroup=4, split_outputs=2, decode_threads=16),  # two sets of threads in a subgroup
+    "wide": replace(GPU, subgroup=4, split_outputs=8, decode_threads=32),  # two subgroups in a set
+}
+EPS = 1e-5
+THETA = 10_000.0
+
+
+@pytest.fixture(scope="module")
+def kernels(lab: Lab) -> KernelLab:
+    return KernelLab(lab)
+
+
+class Product(NamedTuple):
+    tuning: str
+    format: str
+    n: int
+    k: int
+    before: str = "plain"
+    after: str = "plain"
+
+
+def products() -> list[Product]:
+    shapes = [Product(tuning, "Q4_1", 50, 160) for tuning in TUNINGS]
+    shapes += [Product("subgroups", kind, 33, 96) for kind in ("F32", "F16", "BF16", "Q4_0", "Q5_0", "Q5_1", "Q8_0")]
+    shapes += [Product("subgroups", kind, 33, 256) for kind in ("Q4_K", "Q5_K", "Q6_K")]
+    shapes += [Product("subgroups", "Q4_0", 300, 544)]  # four outputs per thread
+    shapes += [Product(tuning, "Q4_1", 40, 96, "norm", "swiglu") for tuning in TUNINGS]
+    shapes += [Product(tuning, "Q8_0", 33, 64, "norm") for tuning in TUNINGS]
+    shapes += [Product(tuning, "Q4_1", 33, 96, "plain", "residual") for tuning in TUNINGS]
+    return shapes
+
+
+PRODUCTS = products()
+
+
+def product_case(shape: Product) -> Case:
+    random = random_of(shape)
+    swiglu = shape.after == "swiglu"
+    y = f32(random.normal(size=shape.n)) if shape.after == "residual" else poison(shape.n // 2 if swiglu else shape.n)
+    buffers = {
+        "x": f32(random.normal(size=shape.k)),
+        "weight": f32(random.uniform(-2, 2, size=shape.k)),
+        "y": y,
+        **packed(blocks_of(shape), shape.format, LAYOUT_OF_FORMAT[shape.format]),
+    }
+    options = {"after": shape.after, "node": "tested"}
+    call: tuple[str, tuple[Any, ...], dict[str, Any]] = ("product", ("x", "w", "y"), options)
+    if shape.before == "norm":
+        call = ("norm_product", ("x", "weight", EPS, "w", "y"), options)
+    matrix = matrix_entry(LAYOUT_OF_FORMAT[shape.format], shape.n, shape.k)
+    return Case(TUNINGS[shape.tuning], buffers, [call], ("y",), {"w": matrix}, fused=True)
+
+
+def blocks_of(shape: Product) -> reference.Bytes:
+    return reference.random_blocks(shape.format, shape.n, shape.k, random_of(shape))
+
+
+@pytest.mark.parametrize("shape", PRODUCTS, ids=str)
+def test_products(kernels: KernelLab, shape: Product) -> None:
+    """As test_matmul and test_rms_norm: an error of the norm is an error of every product."""
+    case, got = kernels.run(product_case, PRODUCTS, shape)
+    x = case.buffers["x"].astype(np.float64)[None]
+    normed = 0.0
+    if shape.before == "norm":
+        x = reference.rms_norm(x, case.buffers["weight"].astype(np.float64), EPS)
+        normed = (shape.k / 2 + 10) * U
+    expected, magnitude = reference.matmul(x, reference.blocks_of(shape.format, blocks_of(shape)))
+    expected, magnitude = expected[0], magnitude[0]
+    tolerance = ((shape.k + 8) * U + normed) * magnitude
+    if shape.after == "residual":
+        before = case.buffers["y"].astype(np.float64)
+        expected = before + expected
+        tolerance += U * (np.abs(before) + magnitude)
+    elif shape.after == "swiglu":
+        (gate, up), (gate_error, up_error) = np.split(expected, 2), np.split(tolerance, 2)
+        expected = reference.silu(gate) * up
+        tolerance = 1.1 * gate_error * np.abs(up) + np.abs(reference.silu(gate)) * up_error
+        tolerance += 2 * U * (7 + 2 * np.abs(gate)) * np.abs(expected)
+    assert_within(got["y"], expected, tolerance)
+
+
+class Qkv(NamedTuple):
+    tuning: str
+    heads: tuple[int, int, int, int]  # heads, kv_heads, head_dim, rope_dim
+    position: int
+
+
+QKVS = [Qkv(tuning, (4, 2, 16, 16), position) for tuning in TUNINGS for position in (0, 777)]
+QKVS += [Qkv("subgroups", (3, 3, 16, 8), 100), Qkv("plain", (9, 3, 64, 64), 8191)]
+HIDDEN = 64
+
+
+def qkv_case(shape: Qkv) -> Case:
+    heads, kv_heads, head_dim, rope_dim = shape.heads
+    random = random_of(shape)
+    n = (heads + 2 * kv_heads) * head_dim
+    config = LlamaConfig(
+        hidden_size=32, n_layers=1, n_heads=heads, n_kv_heads=kv_heads, head_dim=rope_dim, ffn_size=32, vocab_size=1,
+        context_length=1, rope_theta=THETA, rope_dim=rope_dim, rms_eps=EPS, tied_embeddings=True,
+    )  # fmt: skip
+    cache = poison(shape.position + 3, kv_heads, head_dim)
+    return Case(
+        TUNINGS[shape.tuning],
+        {
+            "x": f32(random.normal(size=HIDDEN)),
+            "weight": f32(random.uniform(-2, 2, size=HIDDEN)),
+            "digits": np.frombuffer(rope_turns(config), dtype=np.float32),
+            "turns": poison(rope_dim),
+            "q": poison(heads, head_dim),
+            "k": cache,
+            "v": cache,
+            **packed(reference.random_blocks("Q4_1", n, HIDDEN, random_of(shape)), "Q4_1", LAYOUT_OF_FORMAT["Q4_1"]),
+        },
+        [
+            ("rope_turns", ("digits", "turns", "geometry"), {}),
+            ("norm_qkv", ("x", "weight", EPS, "w", "turns", "q", "k", "v", "geometry"), {}),
+        ],
+        ("q", "k", "v"),
+        {"w": matrix_entry(LAYOUT_OF_FORMAT["Q4_1"], n, HIDDEN)},
+        {"geometry": shape.heads},
+        position=shape.position,
+        fused=True,
+    )
+
+
+@pytest.mark.parametrize("shape", QKVS, ids=str)
+def test_norm_qkv(kernels: KernelLab, shape: Qkv) -> None:
+    case, got = kernels.run(qkv_case, QKVS, shape)
+    heads, kv_heads, head_dim, rope_dim = shape.heads
+    n = (heads + 2 * kv_heads) * head_dim
+    x = reference.rms_norm(case.buffers["x"].astype(np.float64)[None], case.buffers["weight"].astype(np.float64), EPS)
+    blocks = reference.blocks_of("Q4_1", reference.random_blocks("Q4_1", n, HIDDEN, random_of(shape)))
+    product, magnitude = reference.matmul(x, blocks)
+    error = ((HIDDEN + 8) + HIDDEN / 2 + 10) * U * magnitude.reshape(1, -1, head_dim)
+    rows = product.reshape(1, -1, head_dim)
+    positions = np.array([shape.position])
+    ones = 20  # one complex product per digit of the position, of which most are with 1
+
+    def check(found: Any, original: Any, error: Any) -> None:
+        expected = reference.rope(original, positions, rope_dim, THETA)[0]
+        length = np.hypot(original[..., ::2], original[..., 1::2]).repeat(2, axis=-1)[0]
+        spread = error[0].reshape(*error[0].shape[:-1], -1, 2).sum(axis=-1).repeat(2, axis=-1)
+        assert_within(found, expected, spread + (ones * (5**0.5 + 1) + 5**0.5) * 1.01 * U * length)
+
+    check(got["q"], rows[:, :heads], error[:, :heads])
+    check(got["k"][shape.position], rows[:, heads : heads + kv_heads], error[:, heads : heads + kv_heads])
+    assert_within(got["v"][shape.position], rows[0, heads + kv_heads :], error[0, heads + kv_heads :])
+    for name in ("k", "v"):
+        rest = np.delete(got[name], shape.position, axis=0)
+        assert is_poison(rest).all(), f"{name} has changed at other positions"
+
+
+class Attention(NamedTuple):
+    tuning: str
+    heads: tuple[int, int, int]
+    length: int
+    top: float = 0.0
+
+
+ATTENTIONS = [
+    *(Attention(tuning, (4, 2, 16), length) for tuning in TUNINGS for length in (1, 31, 32, 33, 130)),
+    *(Attention("subgroups", heads, 70) for heads in ((9, 3, 64), (8, 1, 32), (3, 3, 24))),
+    *(Attention(tuning, (4, 2, 16), 100, top=80) for tuning in TUNINGS),
+]
+OUT = 24  # outputs of the product behind attention
+
+
+def attention_case(shape: Attention) -> Case:
+    heads, kv_heads, head_dim = shape.heads
+    random = random_of(shape)
+    q = random.normal(size=(1, heads, head_dim))
+    cache = {name: poison(shape.length + 2, kv_heads, head_dim).copy() for name in "kv"}
+    for contents in cache.values():
+        contents[: shape.length] = random.normal(size=(shape.length, kv_heads, head_dim))
+    if shape.top:
+        k, v = (cache[name][: shape.length] for name in "kv")
+        q *= shape.top / np.abs(reference.attention(q, k, v, shape.length - 1).scores).max()
+    tuning = TUNINGS[shape.tuning]
+    chunks = -(-shape.length // tuning.decode_chunk)
+    partials, normals = Ops(tuning).partials_bytes(Heads(*shape.heads, head_dim), (1, chunks))
+    k_size = heads * head_dim // 32 * 32
+    identity = np.eye(heads * head_dim, dtype=np.float32)
+    assert k_size == heads * head_dim or head_dim == 24
+    buffers = {"q": f32(q[0]), **cache, "partials": poison(partials // 4), "normals": poison(normals // 4)}
+    calls = [("attention", ("q", "k", "v", "partials", "normals", "geometry", (1, chunks)), {})]
+    outputs: tuple[str, ...] = ("partials", "normals")
+    matrices = {}
+    if k_size == heads * head_dim:
+        words, _ = reference.repack("F32", identity.view(np.uint8).reshape(heads * head_dim, -1))
+        buffers |= {"words": words, "y": np.zeros(heads * head_dim, dtype=np.float32)}
+        calls.append(("merged_product", ("partials", "normals", "w", "y", "geometry"), {}))
+        outputs = ("y",)
+        matrices = {"w": matrix_entry(LAYOUT_OF_FORMAT["F32"], heads * head_dim, heads * head_dim)}
+    return Case(
+        tuning, buffers, calls, outputs, matrices, {"geometry": (*shape.heads, head_dim)}, position=shape.length - 1,
+        fused=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", ATTENTIONS, ids=str)
+def test_attention(kernels: KernelLab, shape: Attention) -> None:
+    """As test_attention in test_kernels.py; the product behind it is with the identity, added to zeros."""
+    case, got = kernels.run(attention_case, ATTENTIONS, shape)
+    heads, _, head_dim = shape.heads
+    queries = case.buffers["q"][None].astype(np.float64)
+    k, v = (case.buffers[name][: shape.length].astype(np.float64) for name in "kv")
+    exact = reference.attention(queries, k, v, shape.length - 1)
+    score_error = (head_dim + 2) * U * exact.magnitude.max(axis=-1, keepdims=True)
+    distance = -np.log(np.where(exact.weights > 0, exact.weights, 1))
+    error = 2 * score_error + 2 * U * (6 + 4 * distance) + 2 * U * shape.length
+    spread = np.einsum("rhp,rhp,hpd->rhd", exact.weights, error, np.abs(exact.values))
+    spread += np.abs(exact.out) * np.einsum("rhp,rhp->rh", exact.weights, error)[..., None]
+    if "y" in got:
+        found = got["y"].reshape(heads, head_dim)
+    else:
+        chunks = got["normals"].size // (2 * heads)
+        normals = got["normals"].reshape(chunks, heads, 2).astype(np.float64)
+        parts = got["partials"].reshape(chunks, heads, head_dim).astype(np.float64)
+        scale = np.exp(normals[..., 0] - normals[..., 0].max(axis=0))
+        found = (parts * scale[..., None]).sum(axis=0) / (normals[..., 1] * scale).sum(axis=0)[:, None]
+    assert_within(found, exact.out[0], spread[0] + 4 * U * np.abs(exact.out[0]))
+
+
+def test_one_launch_within_the_limits_of_every_device() -> None:
+    rec, buffer = Recorder(7), Buffer(1, 1 << 30, 1 << 30, Role.ACTIVATION)
+    fused, heads = FusedOps(GPU), Heads(24, 8, 128, 96)
+    matrix = Matrix(LAYOUT_OF_FORMAT["Q4_0"].name, 5120, 3072, buffer, buffer)
+    fused.norm_qkv(rec, buffer, buffer, EPS, matrix, buffer, buffer, buffer, buffer, heads)
+    (launch,) = [command for command in rec.finish().commands if isinstance(command, Launch)]
+    assert launch.grid[1:] == (1, 1)
+    assert len(launch.buffers) <= 8  # maxStorageBuffersPerShaderStage
