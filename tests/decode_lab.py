@@ -5,6 +5,7 @@ bytes of what it reads; K and V are read up to the step's length.  So a lost cop
 or a parameter of another step gives another token.
 """
 
+import asyncio
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -15,9 +16,9 @@ from typing import Any
 import pytest
 
 from stepwell.decode.session import DecodeSession, Generation, TokenEvent
-from stepwell.errors import OutOfMemory
+from stepwell.errors import DeviceError, OutOfMemory
 from stepwell.gpu.device import BufferUsage, Layout
-from stepwell.gpu.fake_objects import Kernel
+from stepwell.gpu.fake_objects import FakeBuffer, Kernel
 from stepwell.gpu.program import Scalar
 from stepwell.kernels import fields_of, render
 from stepwell.launch.launcher import Launcher
@@ -103,8 +104,11 @@ def _words(crc: int, nbytes: int) -> bytes:
 class DecodeDevice(Guarded):
     """Runs out of memory at the creates, and dies at the submits and replays, whose numbers (from 0) are given.
 
-    ``spoil``: what happens after a replay, given the device and the number of the replay.
+    ``spoil``: what happens after a replay, given its number and its operands.  ``turns``: how many turns of the event
+    loop a read takes; the buffer is mapped meanwhile.
     """
+
+    turns = 0
 
     def __init__(self, out_of_memory: Sequence[int] = (), dies_at: int = -1, **options: Any) -> None:
         super().__init__(log_limit=0, **options)
@@ -123,6 +127,11 @@ class DecodeDevice(Guarded):
         if kernel is not None:
             self._kernels.setdefault(label, kernel)
         return await super().create_pipeline(code, layout, label)
+
+    async def _read(self, source: FakeBuffer, offset: int, nbytes: int) -> bytes | DeviceError:
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
+        return await super()._read(source, offset, nbytes)
 
     def submit(self, program: Any) -> None:
         super().submit(program)

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from stepwell.decode.kv_cache import KV_MODES
+from stepwell.decode.kv_cache import KV_MODES, GrowKV
 from stepwell.decode.session import DecodeSession, Generation, TokenEvent
 from stepwell.errors import UsageError
 from stepwell.gpu.device import Device
+from stepwell.gpu.fake_device import FakeDevice
 from stepwell.gpu.fake_objects import FakeBuffer
 from stepwell.launch.options import ABLATION, LaunchOptions, Params
 from stepwell.launch.plan import DEFAULT_PLANS
 from stepwell.memory.buffer import Role
+from stepwell.memory.pool import BufferPool
 from tests.decode_lab import DecodeLab, ids, templates_rendered_once, tokens, write_model
 
 __all__ = ["templates_rendered_once"]  # a fixture for every test here
@@ -461,6 +463,38 @@ def test_launchers_in_turns_on_one_pool(model: Path, kv: str) -> None:
         return found
 
     assert asyncio.run(run()) == [alone(model, number, 40) for number in range(4)]
+
+
+@pytest.mark.parametrize("kv", KV_MODES)
+def test_what_a_step_brings_back_is_in_the_key(model: Path, expected: Sequence[TokenEvent], kv: str) -> None:
+    """Generations of one session that want other things each have plans of their own."""
+    wants: list[dict[str, Any]] = [
+        {}, {"digest": True}, {}, {"ban_eos": True, "eog_ids": frozenset({3})}, {"digest": True},
+    ]  # fmt: skip
+
+    async def run(options: LaunchOptions) -> list[list[TokenEvent]]:
+        lab = await DecodeLab(options).load(model)
+        session = lab.session(kv, 256)
+        answers = [await tokens(session, PROMPT, 16, **want) for want in wants]
+        session.close()
+        lab.close()
+        return answers
+
+    live, replayed = asyncio.run(run(MAIN)), asyncio.run(run(LaunchOptions()))
+    for one, other in zip(live, replayed, strict=True):
+        assert ids(one) == ids(other)
+        assert [event.digest for event in one] == [event.digest for event in other]
+    assert sum(reasons(answer)[None] for answer in replayed) > 30
+
+
+def test_past_and_present_are_in_the_key() -> None:
+    """The same present behind another past is another step."""
+    pool = BufferPool(FakeDevice(), "exact")
+    cache = GrowKV(pool, 1, 256, 8)
+    sets = [cache.extend(1), cache.extend(1), cache.extend(1)]
+    assert cache.key == tuple(buffer.id for pairs in sets[1:] for pair in pairs for buffer in pair)
+    cache.commit()
+    assert cache.key == tuple(buffer.id for pairs in sets[1:] for pair in pairs for buffer in pair)
 
 
 def test_a_session_that_ends_leaves_the_others_plans(model: Path) -> None:

@@ -249,6 +249,7 @@ def test_a_consumer_that_breaks_out(model: Path, kv: str, depth: int, how: str, 
 
     async def run() -> None:
         lab = await DecodeLab(ahead(depth)).load(model)
+        lab.device.turns = 3
         session = lab.session(kv)
         events: Any = session.generate(PROMPT, Generation(max_tokens=40))
         async for event in events:
@@ -292,6 +293,7 @@ def test_a_session_that_is_closed_while_reads_are_pending(model: Path, kv: str, 
 
     async def run() -> None:
         lab = await DecodeLab(ahead(depth)).load(model)
+        lab.device.turns = 30
         session, other = lab.session(kv), lab.session(kv)
         events: Any = session.generate(PROMPT, Generation(max_tokens=40))
         async for event in events:
@@ -454,32 +456,11 @@ def test_the_tokens_counters_add_up_to_the_launchers(model: Path, kv: str, depth
     asyncio.run(run())
 
 
-class Later:
-    """A read that takes many turns of the event loop, and begins at once, like a mapping."""
-
-    def __init__(self, reading: Any) -> None:
-        self._task = asyncio.ensure_future(self._read(reading))
-
-    @staticmethod
-    async def _read(reading: Any) -> bytes:
-        for _ in range(7):
-            await asyncio.sleep(0)
-        data: bytes = await reading
-        return data
-
-    def __await__(self) -> Any:
-        return asyncio.shield(self._task).__await__()
-
-
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_reads_that_take_long(
-    model: Path, expected: Sequence[TokenEvent], monkeypatch: pytest.MonkeyPatch, depth: int
-) -> None:
-    read_buffer = DecodeDevice.read_buffer
-    monkeypatch.setattr(DecodeDevice, "read_buffer", lambda *args: Later(read_buffer(*args)))
-
+def test_reads_that_take_long(model: Path, expected: Sequence[TokenEvent], depth: int) -> None:
     async def run() -> None:
         lab = await DecodeLab(ahead(depth)).load(model)
+        lab.device.turns = 7
         session = lab.session()
         assert ids(await tokens(session, PROMPT, 40)) == ids(expected)
         session.close()

@@ -145,7 +145,10 @@ class Failing(FakeDevice):
 @pytest.mark.parametrize("mode", SLOTS)
 @pytest.mark.parametrize("after", [True, False])
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_submit_that_throws_leaves_the_shadow_in_doubt(mode: Params, after: bool, number: int) -> None:
+@pytest.mark.parametrize("positions", [(3, 4, 3), (4, 3, 4)])
+def test_a_submit_that_throws_leaves_the_shadow_in_doubt(
+    mode: Params, after: bool, number: int, positions: tuple[int, ...]
+) -> None:
     """Its writes may have happened or not: neither the old bytes nor the new ones are relied on."""
     made, buffers = lab(mode, device=Failing())
     assert isinstance(made.device, Failing)
@@ -158,7 +161,7 @@ def test_a_submit_that_throws_leaves_the_shadow_in_doubt(mode: Params, after: bo
     # as if nothing had happened to the tensors
     for mine, other in zip(buffers, others, strict=True):
         made.launcher.write(mine, twin.content(other))
-    for position in (4, 3, 4):
+    for position in positions:
         for some, held in ((made, buffers), (twin, others)):
             some.launcher.submit(mixed(held, position, write=True))
         for mine, other in zip(buffers, others, strict=True):
