@@ -13,6 +13,7 @@ from stepwell.decode.kv_cache import KV_MODES
 from stepwell.decode.sampling import Sampling
 from stepwell.decode.session import DecodeSession, Generation, TokenEvent
 from stepwell.errors import BadRequest, BudgetExceeded, ContextFull, DeviceLost
+from stepwell.gpu.fake_objects import FakeBuffer
 from stepwell.launch.counters import COUNTERS
 from stepwell.launch.options import ABLATION, LaunchOptions
 from stepwell.memory.buffer import Role
@@ -268,6 +269,7 @@ def test_a_consumer_that_breaks_out(model: Path, kv: str, depth: int, how: str, 
                 await asyncio.sleep(0)
         elif how != "kept":
             late = [asyncio.ensure_future(events.aclose())]
+            await asyncio.sleep(0)  # it waits for what is in flight, as the next generation will
         found = []
         async for event in session.generate(NEXT, Generation(max_tokens=12)):
             found.append(event.id)
@@ -289,7 +291,7 @@ def test_a_consumer_that_breaks_out(model: Path, kv: str, depth: int, how: str, 
 @pytest.mark.parametrize("kv", KV_MODES)
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_session_that_is_closed_while_reads_are_pending(model: Path, kv: str, depth: int) -> None:
-    """Its staging buffers are mapped: they serve others when that is over, not before."""
+    """Its staging buffers are mapped: they serve nobody else, and nothing of it is left."""
 
     async def run() -> None:
         lab = await DecodeLab(ahead(depth)).load(model)
@@ -301,6 +303,11 @@ def test_a_session_that_is_closed_while_reads_are_pending(model: Path, kv: str, 
                 break
         session.close()
         session.close()
+        lab.pool.flush()
+        free = [lab.pool.acquire(4, Role.STAGING, "next") for _ in range(depth + 2)]
+        assert not any(lab.device.get(buffer.id, FakeBuffer, "test").mapped for buffer in free)
+        for buffer in free:
+            lab.pool.release(buffer)
         found = ids(await tokens(other, PROMPT, 20))
         fresh = await DecodeLab(MAIN).load(model)
         assert found == ids(await tokens(fresh.session(), PROMPT, 20))
@@ -314,13 +321,15 @@ def test_a_session_that_is_closed_while_reads_are_pending(model: Path, kv: str, 
 
 
 @pytest.mark.parametrize("kv", KV_MODES)
-def test_a_task_that_is_cancelled_in_mid_flight(model: Path, kv: str) -> None:
+@pytest.mark.parametrize("depth", [0, 4])
+def test_a_task_that_is_cancelled_in_mid_flight(model: Path, kv: str, depth: int) -> None:
     """asyncio's own cancellation, at any await: the session can be used again, and given back."""
 
     async def run(turns: int) -> bool:
-        lab = await DecodeLab(ahead(4)).load(model)
+        lab = await DecodeLab(ahead(depth)).load(model)
+        lab.device.turns = 6
         session = lab.session(kv)
-        task = asyncio.ensure_future(tokens(session, PROMPT, 10))
+        task = asyncio.ensure_future(tokens(session, PROMPT, 4))
         for _ in range(turns):
             await asyncio.sleep(0)
         over = task.done()

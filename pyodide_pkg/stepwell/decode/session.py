@@ -154,14 +154,12 @@ class DecodeSession:
                 await self._settle()
 
     def close(self) -> None:
-        """Give every buffer back.  Safe to call twice.
-
-        What is being read back of a generation that nobody closed follows when that ends.
-        """
+        """Give every buffer back.  Safe to call twice."""
         if self._closed:
             return
         self._closed = True
-        self._stepper.close(reading=bool(self._flights))
+        self._flights.clear()
+        self._stepper.close()
         self._cache.close()
 
     # ---- inside -----------------------------------------------------------------------------------------------------
@@ -272,9 +270,7 @@ class DecodeSession:
                     await flight.read
             if flights and flights[0] is flight:
                 flights.popleft()
-        if self._closed:
-            self._stepper.release_ring()
-        else:
+        if not self._closed:
             self._cache.abandon()
 
     async def _result(self, flight: Flight, run: "_Run") -> bytes:

@@ -76,7 +76,7 @@ class Stepper:
         """What the next steps bring back.  Nothing may be in flight."""
         self._want, self._nbytes = want, want.nbytes(self._model.config.vocab_size)
         if len(self._ring) != depth + 1 or self._ring[0].requested < self._nbytes:
-            self.release_ring()
+            self._release_ring()
             for _ in range(depth + 1):
                 self._ring.append(self._pool.acquire(self._nbytes, Role.STAGING, "readback"))
         self.wants_record = False
@@ -136,17 +136,15 @@ class Stepper:
             self._steady.release()
         self._launcher.kernels.release_workspaces()
 
-    def close(self, *, reading: bool = False) -> None:
-        """Give every buffer back; what is being read back has to wait for ``release_ring``."""
+    def close(self) -> None:
+        """Give every buffer back."""
         self._launcher.plans.forget(self._number)
         if self._steady is not None:
             self._steady.release()
-        if not reading:
-            self.release_ring()
+        self._release_ring()
         self._pool.release(self._ids)
 
-    def release_ring(self) -> None:
-        """Give the staging buffers back.  Nothing may be in flight."""
+    def _release_ring(self) -> None:
         while self._ring:
             self._pool.release(self._ring.pop())
 
