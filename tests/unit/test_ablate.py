@@ -64,7 +64,7 @@ def test_every_arm_is_a_greedy_run_with_its_launch_options() -> None:
             "replay": "False", "readback_depth": "0",
         },
     )  # fmt: skip
-    assert replay.launch == {"submit_every": "160", "readback_depth": "0"}
+    assert replay.launch == {"submit_every": "140", "readback_depth": "0"}
     assert (main.digest, replay.digest) == (False, True)
 
 

@@ -174,7 +174,7 @@ _STEPS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("+shared pass", {"shared_pass": True}),
     ("+bind-group cache", {"bind_group_cache": True}),
     ("+skip uploads", {"skip_uploads": True}),
-    ("+periodic submission", {"submit_every": 160}),  # in two parts: a decode step has a few hundred
+    ("+periodic submission", {"submit_every": 140}),  # in two parts: a step of the demo model has 155 or 274
     ("+immediates", {"params": Params.AUTO}),
     ("+plan replay", {"replay": True}),
     ("+readback K=4", {"readback_depth": 4}),
