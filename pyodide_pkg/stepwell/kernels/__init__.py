@@ -32,6 +32,7 @@ KERNELS: Mapping[str, str] = {
     "matvec": "one row of x times W^T, with the norm or merge before it and what comes after it: for GPUs",
     "rope_turns": "the rotation of the step's position, per pair of a head",
     "attention_decode": "one chunk of attention of one row: for GPUs",
+    "noise": "random weights in the layout of matmul, for models without a file",
     "kv_pattern": "writes and reads the buffers of the growing-KV workload, in integers that the host can foretell",
 }
 

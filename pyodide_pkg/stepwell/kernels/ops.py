@@ -83,6 +83,18 @@ class Ops:
         )
         rec.launch(Variant("repack", constants), (raw, *matrix.buffers), (ceil_div(rows, threads), matrix.k // 32, 1))
 
+    def noise(self, rec: Recorder, matrix: Matrix, deviation: float) -> None:
+        """Fill ``matrix`` with weights of mean 0 and this standard deviation; the step's position is the seed."""
+        threads = REPACK_THREADS
+        constants = (
+            ("format", matrix.format),
+            ("n", matrix.n),
+            ("k", matrix.k),
+            ("deviation", deviation),
+            ("threads", threads),
+        )
+        rec.launch(Variant("noise", constants), matrix.buffers, (ceil_div(matrix.n, threads), matrix.k // 32, 1))
+
     def embed(self, rec: Recorder, ids: Buffer, x: Buffer, table: Matrix, rows: int) -> None:
         """x[rows][k] = rows of the table that ``ids`` name."""
         blocks = table.k // 32

@@ -16,9 +16,10 @@ from stepwell.launch.launcher import Launcher
 from stepwell.launch.recorder import Recorder
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.scope import Acquires
-from stepwell.models.config import LlamaConfig, check_tensors
+from stepwell.models.config import LlamaConfig, check_tensors, expected_tensors
 from stepwell.weights.gguf import GgufFile
 from stepwell.weights.loader import Weights, load_weights
+from stepwell.weights.synthetic import Plan, make_weights, plan_weights
 
 
 class Llama:
@@ -164,6 +165,27 @@ class Llama:
         self._launcher.pool.release(self._turns)
         self._weights.release(self._launcher.pool)
         self._launcher.pool.flush()
+
+    @classmethod
+    async def synthetic(
+        cls, config: LlamaConfig, kind: str, launcher: Launcher, progress: Progress | None = None
+    ) -> "Llama":
+        """A model of this shape with random weights in the layout of the tensor format ``kind``, made on the GPU."""
+        table = rope_turns(config)
+        turns = launcher.pool.acquire(len(table), Role.WEIGHTS, "rope turns")
+        try:
+            launcher.device.write_buffer(turns.id, 0, table)
+            weights = await make_weights(plan_of(config, kind), launcher, progress)
+        except BaseException:
+            launcher.pool.release(turns)
+            launcher.pool.flush()
+            raise
+        return cls(config, weights, launcher, turns)
+
+
+def plan_of(config: LlamaConfig, kind: str) -> Plan:
+    """What random weights of this shape are made of."""
+    return plan_weights(kind, config.n_layers, expected_tensors(config), matrices(config), vectors(config))
 
 
 def matrices(config: LlamaConfig) -> Mapping[str, tuple[str, ...]]:
