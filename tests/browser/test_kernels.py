@@ -206,7 +206,16 @@ def matmuls(tuning: str) -> list[Matmul]:
     return shapes
 
 
-MATMULS = [shape for tuning in TUNINGS for shape in matmuls(tuning)]
+def tiles() -> list[Matmul]:
+    """Of `matmul_tile`: a part of a tile, whole ones, and more than one in both directions."""
+    shapes = [Matmul("tile", kind, rows, 21, 64) for kind in ("F32", "F16", "BF16", "Q4_0", "Q8_0") for rows in (3, 9)]
+    shapes += [Matmul("tile", kind, 5, 33, 256) for kind in ("Q4_K", "Q5_0", "Q5_K", "Q6_K")]
+    shapes += [Matmul("tile", "Q6_K", 5, 33, 256, beside="Q4_K"), Matmul("tile", "Q4_1", 16, 16, 96)]
+    shapes += [Matmul("tile", "Q4_1", rows, 20, 96, mode) for mode in ("residual", "swiglu") for rows in (2, 11)]
+    return shapes
+
+
+MATMULS = [*(shape for tuning in TUNINGS for shape in matmuls(tuning)), *tiles()]
 
 
 def matmul_blocks(shape: Matmul) -> reference.Bytes:
@@ -215,6 +224,8 @@ def matmul_blocks(shape: Matmul) -> reference.Bytes:
 
 def matmul_tuning(shape: Matmul) -> Tuning:
     """As shipped for one format; fewer outputs per thread, which compile in a fraction of the time, for the others."""
+    if shape.tuning == "tile":
+        return replace(TUNINGS["split"], tiled_rows=2, tile_rows=8, tile_columns=8)
     tuning = TUNINGS[shape.tuning]
     return tuning if shape.format == "Q4_1" else replace(tuning, outputs_per_thread=3, outputs_per_thread_of_tile=2)
 

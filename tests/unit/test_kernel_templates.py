@@ -18,6 +18,7 @@ CONSTANTS: Mapping[str, Mapping[str, object]] = {
     "rms_norm": {"width": 64, "eps": 1e-5, "threads": 4, "subgroups": True, "last": False},
     "matmul_quad": {**MATMUL, "per": 3, "subgroups": True},
     "matmul_split": {**MATMUL, "wide": 8, "splits": 2},
+    "matmul_tile": {**{name: value for name, value in MATMUL.items() if name != "tile"}, "rows": 8, "columns": 8},
     "rope_append": {"heads": 4, "kv_heads": 2, "head_dim": 16, "rope_dim": 16, "threads": 4},
     "attention_quad": HEADS,
     "attention_split": HEADS,

@@ -135,6 +135,9 @@ class Ops:
         outputs = matrix.n // 2 if mode == "swiglu" else matrix.n
         shape = (rec.shapes.width(rows),)
         constants = (("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("mode", mode), ("tile", tile))
+        if 0 < tuning.tiled_rows <= rows:
+            self._matmul_tile(rec, x, matrix, y, rows, mode, node)
+            return
         if tuning.matmul == "quad":
             per = tuning.outputs_per_thread if tile == 1 else tuning.outputs_per_thread_of_tile
             if mode == "swiglu":
@@ -147,6 +150,19 @@ class Ops:
             splits = ceil_div(blocks, ceil_div(blocks, tuning.split_threads // wide))  # as even as it gets
             variant = Variant("matmul_split", (*constants, ("wide", wide), ("splits", splits)))
         rec.launch(variant, (x, y, *matrix.buffers), (ceil_div(outputs, wide), ceil_div(rows, tile), 1), node, shape)
+
+    def _matmul_tile(
+        self, rec: Recorder, x: Buffer, matrix: Matrix, y: Buffer, rows: int, mode: str, node: str
+    ) -> None:
+        tall, wide = self.tuning.tile_rows, self.tuning.tile_columns
+        outputs = matrix.n // 2 if mode == "swiglu" else matrix.n
+        constants = (
+            ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("mode", mode), ("rows", tall),
+            ("columns", wide),
+        )  # fmt: skip
+        grid = (ceil_div(outputs, wide), ceil_div(rows, tall), 1)
+        buffers = (x, y, *matrix.buffers)
+        rec.launch(Variant("matmul_tile", constants), buffers, grid, node, (rec.shapes.width(rows),))
 
     def rope_append(
         self, rec: Recorder, turns: Buffer, qkv: Buffer, k: Buffer, v: Buffer, heads: Heads, rows: int

@@ -25,6 +25,9 @@ class Tuning:
     outputs_per_thread_of_tile: int = 8  # quad, `tile` rows
     split_outputs: int = 8  # split: outputs per workgroup
     split_threads: int = 128  # split: threads per workgroup, at most
+    tiled_rows: int = 0  # split: from so many rows on, products are matmul_tile's; 0: never
+    tile_rows: int = 64  # its outputs per workgroup
+    tile_columns: int = 32
     argmax_parts: int = 1  # workgroups that share the logits
     fused: bool = False  # decode steps by kernels/fused.py
     subgroup: int = 0  # its kernels' subgroup size; 0: they know none
@@ -64,6 +67,7 @@ def tuning_for(info: DeviceInfo) -> Tuning:
         attention_chunk=64,
         argmax_threads=256,
         elementwise_threads=64,
+        tiled_rows=16,
         argmax_parts=64,
         workgroup_bytes=info.limits.get("maxComputeWorkgroupStorageSize", 16384),
         fused=True,
