@@ -1,4 +1,4 @@
-"""The metadata of a byte-level BPE vocabulary small enough to read: 256 byte tokens, then what a test adds."""
+"""The metadata of vocabularies small enough to read: tokens for the 256 bytes, and what a test adds."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def symbols(data: bytes) -> str:
 def tiny_metadata(
     merges: Sequence[str] = (), /, special: Sequence[str] = (), user_defined: Sequence[str] = (), **keys: object
 ) -> dict[str, object]:
-    """Tokens in this order: the bytes, what the merges make, special tokens, user-defined ones.
+    """Byte-level BPE.  Tokens in this order: the bytes, what the merges make, special tokens, user-defined ones.
 
     ``keys`` are ``tokenizer.ggml`` keys that replace those; None removes one.
     """
@@ -31,6 +31,25 @@ def tiny_metadata(
         "tokens": [*normal, *special, *user_defined],
         "token_type": [1] * len(normal) + [3] * len(special) + [4] * len(user_defined),
         "merges": list(merges),
+    }
+    values |= keys
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}
+
+
+def tiny_sentencepiece(
+    pieces: Sequence[str] = (), /, special: Sequence[str] = (), user_defined: Sequence[str] = (), **keys: object
+) -> dict[str, object]:
+    """SentencePiece.  Tokens in this order: <unk>, <s>, </s>, the bytes, ``pieces`` (the first has the best score),
+    special tokens, user-defined ones.
+
+    ``keys`` are ``tokenizer.ggml`` keys that replace those; None removes one.
+    """
+    first = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    values: dict[str, object] = {
+        "model": "llama",
+        "tokens": [*first, *pieces, *special, *user_defined],
+        "token_type": [2, 3, 3, *[6] * 256, *[1] * len(pieces), *[3] * len(special), *[4] * len(user_defined)],
+        "scores": [0.0] * 259 + [float(-i) for i in range(len(pieces))] + [0.0] * (len(special) + len(user_defined)),
     }
     values |= keys
     return {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}

@@ -17,7 +17,7 @@ from stepwell.text.tokenizer import Tokenizer
 from stepwell.weights.gguf import read_gguf
 from stepwell.weights.source import FileSource
 from tests.demo_model import demo_model_path
-from tests.tiny_vocabulary import symbols, tiny_metadata
+from tests.tiny_vocabulary import symbols, tiny_metadata, tiny_sentencepiece
 
 ORACLE = json.loads((Path(__file__).parents[1] / "data" / "smollm2-oracle.json").read_text())
 SPECIAL, USER_DEFINED = 256, 257  # ids in BYTES
@@ -111,6 +111,31 @@ def test_a_control_token_inside_a_character() -> None:
     ids = [0xC3, SPECIAL, 0xA9]
     assert [*map(Detokenizer(BYTES).push, ids)] == ["", "", "é"]
     assert [*map(Detokenizer(BYTES, skip_special=False).push, ids)] == ["", "\ufffd<|im_end|>", "\ufffd"]
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), max_size=10))
+@settings(deadline=None)
+def test_byte_fallback_tokens_stream_whole_characters(text: str) -> None:
+    detokenizer = Detokenizer(Tokenizer(tiny_sentencepiece(add_space_prefix=False), no_encoder))
+    pushed = [detokenizer.push(3 + byte) for byte in text.encode()]
+    assert [piece for piece in pushed if piece] == list(text)
+    assert detokenizer.finish() == ""
+
+
+@pytest.mark.parametrize(
+    ("ids", "pushed"),
+    [
+        ([259, 260, 259], ["a", "b", " a"]),  # "▁a", "b"
+        ([261, 259], ["", " a"]),  # "▁"
+        ([1, 259], ["", "a"]),  # after a control token that is not shown
+        ([3 + 0xE2, 3 + 0x82, 3 + 0xAC, 259], ["", "", "€", " a"]),
+        ([3 + 0xE2, 259], ["", "\ufffd a"]),
+        ([3 + 0x20, 3 + 0x20], ["", " "]),
+    ],
+)
+def test_the_space_in_front_of_the_first_text_is_left_out(ids: list[int], pushed: list[str]) -> None:
+    tokenizer = Tokenizer(tiny_sentencepiece(["▁a", "b", "▁"]), no_encoder)
+    assert [*map(Detokenizer(tokenizer).push, ids)] == pushed
 
 
 @pytest.mark.parametrize("mode", ["natural", "free_run", "ban_eog"])

@@ -183,10 +183,10 @@ def test_js_backend_converts_what_the_page_gives() -> None:
     ("keys", "error", "words"),
     [
         ({"model": None}, BadFile, "tokenizer.ggml.model is missing"),
-        ({"model": "llama"}, Unsupported, "'llama'; supported: 'gpt2'"),
+        ({"model": "t5"}, Unsupported, "'t5'; supported: 'gpt2' (byte-level BPE), 'llama' (SentencePiece BPE)."),
         ({"model": ["gpt2"]}, Unsupported, "supported: 'gpt2'"),
-        ({"pre": None}, Unsupported, "None; supported: 'smollm'"),
-        ({"pre": "tekken"}, Unsupported, "'tekken'; supported: 'smollm'"),
+        ({"pre": None}, Unsupported, "None; supported: 'smollm', 'llama-bpe'"),
+        ({"pre": "tekken"}, Unsupported, "'tekken'; supported: 'smollm', 'llama-bpe'"),
         ({"pre": ["smollm"]}, Unsupported, "supported: 'smollm'"),
         ({"tokens": None}, BadFile, "tokenizer.ggml.tokens is missing"),
         ({"tokens": []}, BadFile, "has 256 entries, tokenizer.ggml.tokens has 0"),

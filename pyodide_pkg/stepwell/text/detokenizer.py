@@ -11,19 +11,25 @@ class Detokenizer:
     """Incremental UTF-8 over the tokens' bytes: a character appears with the token that completes it.
 
     Bytes that cannot become a character turn into U+FFFD as soon as that is known.  ``skip_special`` leaves control
-    tokens out; else they appear as their text.
+    tokens out; else they appear as their text.  Where the vocabulary puts a space in front of a text, the space that
+    the first text begins with is that one, and left out (so does ``decode`` of tokenizers).
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._at_prefix = tokenizer.space_prefix
 
     def push(self, token_id: int) -> str:
         """The text that became complete with this token; often all of it, sometimes none."""
         if self._skip_special and self._tokenizer.is_control(token_id):
             return ""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        if self._at_prefix and text:
+            self._at_prefix = False
+            return text.removeprefix(" ")
+        return text
 
     def finish(self) -> str:
         """The end of the text: U+FFFD for a character that stays incomplete, else nothing."""

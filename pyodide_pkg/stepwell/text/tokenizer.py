@@ -1,19 +1,21 @@
 """The tokenizer of a GGUF file, on top of a tokenizer library that is not ours.
 
 The metadata becomes a ``tokenizer.json`` (the format of Hugging Face's tokenizers); a *backend* built from it cuts a
-text into ids.  The way back needs no library: byte-level BPE tokens are bytes, and ``token_bytes`` says which.
+text into ids.  The way back needs no library: a token stands for bytes, and ``token_bytes`` says which.
 """
 
 import json
 from collections.abc import Mapping
 
 from stepwell.text.backends import MakeEncoder
-from stepwell.text.vocabulary import Vocabulary, read_vocabulary
+from stepwell.text.document import document
+from stepwell.text.sentencepiece import SPACE
+from stepwell.text.vocabulary import read_vocabulary
 
 
 def tokenizer_json(metadata: Mapping[str, object]) -> dict[str, object]:
     """The ``tokenizer.json`` of the vocabulary in ``metadata``; raises as read_vocabulary does."""
-    return _document(read_vocabulary(metadata))
+    return document(read_vocabulary(metadata))
 
 
 class Tokenizer:
@@ -23,7 +25,8 @@ class Tokenizer:
         vocabulary = read_vocabulary(metadata)
         self._vocabulary = vocabulary
         self._literal_ids = vocabulary.special_ids | vocabulary.user_defined_ids
-        self._encode = make_encoder(json.dumps(_document(vocabulary), ensure_ascii=False, separators=(",", ":")))
+        self._encode = make_encoder(json.dumps(document(vocabulary), ensure_ascii=False, separators=(",", ":")))
+        self.space_prefix = vocabulary.space_prefix
         self.vocab_size = len(vocabulary.tokens)
         self.eog_ids = vocabulary.eog_ids
         self.bos_token = "" if vocabulary.bos_id is None else vocabulary.tokens[vocabulary.bos_id]
@@ -33,7 +36,8 @@ class Tokenizer:
         """The ids of ``text``; special tokens written in it are parsed.
 
         The BOS token is put in front where the file asks for it, unless the text (a chat template's, say) begins with
-        it.  A byte for which the vocabulary has no token is dropped, as every engine does: the list may be empty.
+        it.  A byte for which a byte-level vocabulary has no token is dropped, as every engine does: the list may be
+        empty.
         """
         ids = list(self._encode(_scalar_values(text)))
         bos_id = self._vocabulary.bos_id
@@ -51,6 +55,9 @@ class Tokenizer:
         token = self._vocabulary.tokens[token_id]
         if token_id in self._literal_ids:
             return token.encode()
+        if self._vocabulary.pre_tokenizer is None:
+            byte = self._vocabulary.bytes.get(token_id)
+            return token.replace(SPACE, " ").encode() if byte is None else bytes((byte,))
         try:
             return bytes(map(_BYTES.__getitem__, token))
         except KeyError:  # a token outside the byte alphabet: an added token that the file does not mark as one
@@ -59,45 +66,6 @@ class Tokenizer:
     def is_control(self, token_id: int) -> bool:
         """Whether the token is a sign for the model, not text for people."""
         return token_id in self._vocabulary.special_ids
-
-
-def _document(vocabulary: Vocabulary) -> dict[str, object]:
-    # Split by patterns and ByteLevel without its own regex, where "Digits" and ByteLevel's default would be shorter:
-    # the JavaScript library's Digits knows ASCII only and its ByteLevel pattern takes U+0085 for no white space.
-    splits = [
-        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-        for pattern in vocabulary.patterns
-    ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": _added_tokens(vocabulary),
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "vocab": {token: i for i, token in enumerate(vocabulary.tokens)},
-            "merges": list(vocabulary.merges),
-        },
-    }
-
-
-def _added_tokens(vocabulary: Vocabulary) -> list[dict[str, object]]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return [
-        {"id": i, "content": vocabulary.tokens[i], **flags, "special": i in vocabulary.special_ids}
-        for i in sorted(vocabulary.special_ids | vocabulary.user_defined_ids)
-    ]
 
 
 def _scalar_values(text: str) -> str:

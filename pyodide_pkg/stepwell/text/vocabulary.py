@@ -10,14 +10,8 @@ from enum import IntEnum
 from typing import TypeVar, cast
 
 from stepwell.errors import BadFile, Unsupported
-
-# GPT-2's pattern without its last alternative ``\s+``: white space that it leaves over is a piece of its own anyway.
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-
-# tokenizer.ggml.pre → the patterns that cut a text into words, one after the other, each match a piece of its own.
-PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
-    "smollm": (r"\p{N}", _GPT2),
-}
+from stepwell.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from stepwell.text.sentencepiece import byte_of, derive_merges
 
 # Tokens that end a generation whatever their type says.  Left out: those of vocabularies in which llama.cpp takes some
 # of them back (harmony, solar-open, gemma4), none of which has a pre-tokenizer here.
@@ -34,7 +28,7 @@ _FILL_IN_THE_MIDDLE = {
 }
 
 
-T = TypeVar("T", str, int)
+T = TypeVar("T", str, int, float)
 
 
 class TokenType(IntEnum):
@@ -50,17 +44,21 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a byte-level BPE tokenizer is made from.  A token's id is its place in ``tokens``."""
+    """What a tokenizer is made from.  A token's id is its place in ``tokens``."""
 
     tokens: Sequence[str]
     merges: Sequence[str]  # "left right", the first is merged first
-    patterns: tuple[str, ...]  # of the pre-tokenizer
+    pre_tokenizer: PreTokenizer | None  # of a byte-level vocabulary; None: a SentencePiece vocabulary
     special_ids: frozenset[int]  # parsed in a text, no text for people: control, unknown, end of generation
     user_defined_ids: frozenset[int]  # parsed in a text, and text themselves
+    right_strip_ids: frozenset[int]  # take the white space after them in a text with them
+    bytes: Mapping[int, int]  # id → byte of a SentencePiece vocabulary's tokens for single bytes
     eog_ids: frozenset[int]  # end a generation
     bos_id: int | None
     eos_id: int | None
+    unknown_id: int | None  # of a SentencePiece vocabulary: a character that it has neither as token nor as bytes
     add_bos: bool
+    space_prefix: bool  # a text gets a space in front of it, and in front of what follows a special token
 
 
 def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
@@ -68,44 +66,43 @@ def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
 
     Raises Unsupported for a tokenizer that we do not have, BadFile for keys that are missing or contradict each other.
     """
-    patterns = _pre_tokenizer(metadata)
+    pre_tokenizer = _pre_tokenizer(metadata)
     tokens = _array(metadata, "tokenizer.ggml.tokens", str)
-    types = _array(metadata, "tokenizer.ggml.token_type", int)
-    merges = _array(metadata, "tokenizer.ggml.merges", str)
-    if len(types) != len(tokens):
-        raise BadFile(
-            f"tokenizer.ggml.token_type has {len(types):,} entries, tokenizer.ggml.tokens has {len(tokens):,}."
-        )
+    types = _column(metadata, "tokenizer.ggml.token_type", int, len(tokens))
     ids = _ids(tokens)
-    _check_merges(merges, ids)
-    bos_id = _token_id(metadata, "tokenizer.ggml.bos_token_id", len(tokens))
-    add_bos = metadata.get("tokenizer.ggml.add_bos_token", False)
-    if not isinstance(add_bos, bool):
-        raise BadFile(f"tokenizer.ggml.add_bos_token is {add_bos!r}; a bool belongs there.")
-    if add_bos and bos_id is None:
-        raise BadFile("tokenizer.ggml.add_bos_token is true, but there is no tokenizer.ggml.bos_token_id.")
     special_ids = {i for i, kind in enumerate(types) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)}
     special_ids |= {ids[name] for name in _END_OF_GENERATION if name in ids}
     user_defined_ids = {i for i, kind in enumerate(types) if kind == TokenType.USER_DEFINED}
+    spm = pre_tokenizer is None
+    bos_id = _token_id(metadata, "tokenizer.ggml.bos_token_id", len(tokens), 1 if spm else None)
     return Vocabulary(
         tokens=tokens,
-        merges=merges,
-        patterns=patterns,
+        merges=_merges(metadata, ids) if pre_tokenizer else _derived_merges(metadata, tokens, types),
+        pre_tokenizer=pre_tokenizer,
         special_ids=frozenset(special_ids),
         user_defined_ids=frozenset(user_defined_ids - special_ids),
-        eog_ids=_eog_ids(metadata, ids),
+        right_strip_ids=_right_strip_ids(metadata, tokens, special_ids | user_defined_ids) if spm else frozenset(),
+        bytes={i: byte_of(tokens[i], i) for i, kind in enumerate(types) if kind == TokenType.BYTE} if spm else {},
+        eog_ids=_eog_ids(metadata, ids, 2 if spm else None),
         bos_id=bos_id,
-        eos_id=_token_id(metadata, "tokenizer.ggml.eos_token_id", len(tokens)),
-        add_bos=add_bos,
+        eos_id=_token_id(metadata, "tokenizer.ggml.eos_token_id", len(tokens), 2 if spm else None),
+        unknown_id=_token_id(metadata, "tokenizer.ggml.unknown_token_id", len(tokens), 0) if spm else None,
+        add_bos=_add_bos(metadata, bos_id, default=pre_tokenizer.add_bos if pre_tokenizer else True),
+        space_prefix=_flag(metadata, "tokenizer.ggml.add_space_prefix", default=True) if spm else False,
     )
 
 
-def _pre_tokenizer(metadata: Mapping[str, object]) -> tuple[str, ...]:
+def _pre_tokenizer(metadata: Mapping[str, object]) -> PreTokenizer | None:
+    """That of a byte-level vocabulary; None for a SentencePiece one, which cuts nothing."""
     model = metadata.get("tokenizer.ggml.model")
     if model is None:
         raise BadFile("tokenizer.ggml.model is missing: the file has no tokenizer.")
+    if model == "llama":
+        return None
     if model != "gpt2":
-        raise Unsupported(f"tokenizer.ggml.model is {model!r}; supported: 'gpt2' (byte-level BPE).")
+        raise Unsupported(
+            f"tokenizer.ggml.model is {model!r}; supported: 'gpt2' (byte-level BPE), 'llama' (SentencePiece BPE)."
+        )
     pre = metadata.get("tokenizer.ggml.pre")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise Unsupported(f"tokenizer.ggml.pre is {pre!r}; supported: {', '.join(map(repr, PRE_TOKENIZERS))}.")
@@ -119,6 +116,29 @@ def _array(metadata: Mapping[str, object], key: str, kind: type[T]) -> Sequence[
     if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not set(map(type, value)) <= {kind}:
         raise BadFile(f"{key} is not an array of {kind.__name__}.")
     return cast("Sequence[T]", value)
+
+
+def _column(metadata: Mapping[str, object], key: str, kind: type[T], rows: int) -> Sequence[T]:
+    """An array with a value for each token."""
+    values = _array(metadata, key, kind)
+    if len(values) != rows:
+        raise BadFile(f"{key} has {len(values):,} entries, tokenizer.ggml.tokens has {rows:,}.")
+    return values
+
+
+def _flag(metadata: Mapping[str, object], key: str, *, default: bool) -> bool:
+    value = metadata.get(key, default)
+    if not isinstance(value, bool):
+        raise BadFile(f"{key} is {value!r}; a bool belongs there.")
+    return value
+
+
+def _add_bos(metadata: Mapping[str, object], bos_id: int | None, *, default: bool) -> bool:
+    key = "tokenizer.ggml.add_bos_token"
+    wanted = _flag(metadata, key, default=default)
+    if wanted and bos_id is None and key in metadata:
+        raise BadFile(f"{key} is true, but there is no tokenizer.ggml.bos_token_id.")
+    return wanted and bos_id is not None
 
 
 def _ids(tokens: Sequence[str]) -> dict[str, int]:
@@ -136,25 +156,49 @@ def _ids(tokens: Sequence[str]) -> dict[str, int]:
     return ids
 
 
-def _check_merges(merges: Sequence[str], ids: Mapping[str, int]) -> None:
+def _merges(metadata: Mapping[str, object], ids: Mapping[str, int]) -> Sequence[str]:
+    merges = _array(metadata, "tokenizer.ggml.merges", str)
     for index, merge in enumerate(merges):
         left, _, right = merge.partition(" ")
         if " " in right or left not in ids or right not in ids or left + right not in ids:
             raise BadFile(f"tokenizer.ggml.merges: merge {index:,}, {merge!r}, is not two tokens that make a third.")
+    return merges
 
 
-def _token_id(metadata: Mapping[str, object], key: str, size: int) -> int | None:
+def _derived_merges(metadata: Mapping[str, object], tokens: Sequence[str], types: Sequence[int]) -> Sequence[str]:
+    """Of the tokens that a text is made of; the others are matched before it is cut, or never."""
+    scores = _column(metadata, "tokenizer.ggml.scores", float, len(tokens))
+    not_a_number = next((i for i, score in enumerate(scores) if score != score), None)
+    if not_a_number is not None:
+        raise BadFile(f"tokenizer.ggml.scores: the score of token {not_a_number:,} is not a number.")
+    text = (TokenType.NORMAL, TokenType.UNUSED)
+    return derive_merges({tokens[i]: scores[i] for i, kind in enumerate(types) if kind in text})
+
+
+def _right_strip_ids(metadata: Mapping[str, object], tokens: Sequence[str], added: set[int]) -> frozenset[int]:
+    """Phi-3's special tokens take the white space after them, which a GGUF file does not say."""
+    if metadata.get("general.architecture") != "phi3":
+        return frozenset()
+    return frozenset(i for i in added if tokens[i] not in ("<unk>", "<s>", "<|endoftext|>"))
+
+
+def _token_id(metadata: Mapping[str, object], key: str, size: int, default: int | None = None) -> int | None:
+    """The id under ``key``; ``default`` if there is none and the vocabulary is as large."""
     value = metadata.get(key)
     if value is None:
-        return None
+        return default if default is not None and default < size else None
     if type(value) is not int or not 0 <= value < size:
         raise BadFile(f"{key} is {value!r}; the vocabulary has the ids 0 to {size - 1:,}.")
     return value
 
 
-def _eog_ids(metadata: Mapping[str, object], ids: Mapping[str, int]) -> frozenset[int]:
+def _eog_ids(metadata: Mapping[str, object], ids: Mapping[str, int], default_eos: int | None) -> frozenset[int]:
     names = [name for name in _END_OF_GENERATION if name in ids]
-    found = {_token_id(metadata, f"tokenizer.ggml.{name}_token_id", len(ids)) for name in ("eos", "eot", "eom")}
+    found = {
+        _token_id(metadata, "tokenizer.ggml.eos_token_id", len(ids), default_eos),
+        _token_id(metadata, "tokenizer.ggml.eot_token_id", len(ids)),
+        _token_id(metadata, "tokenizer.ggml.eom_token_id", len(ids)),
+    }
     for key, candidates in _FILL_IN_THE_MIDDLE.items():
         by_key = _token_id(metadata, key, len(ids))
         by_name = next((ids[name] for name in candidates if name in ids), None)

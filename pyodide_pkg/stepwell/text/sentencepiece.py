@@ -1,0 +1,34 @@
+"""SentencePiece vocabularies (``tokenizer.ggml.model`` "llama"): BPE over characters, ordered by the tokens' scores.
+
+A file has no merges: two neighbours merge if together they are a token, the token with the highest score first.  As
+BPE libraries want a rank for each pair, each token's pairs get the place of its score.
+"""
+
+from collections.abc import Mapping
+
+from stepwell.errors import BadFile
+
+SPACE = "\u2581"  # stands for a space in a token
+
+
+def derive_merges(scores: Mapping[str, float]) -> list[str]:
+    """The pairs of tokens, as "left right", whose text together is a token as well; the first is merged first.
+
+    The pairs of one token follow the scores of their parts, which only matters where two of them overlap in a text.
+    """
+    merges: list[str] = []
+    # A token with a space in it is in no text: those have SPACE for it.
+    for token in sorted((t for t in scores if " " not in t), key=scores.__getitem__, reverse=True):
+        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        pairs = [(left, right) for left, right in pairs if left in scores and right in scores]
+        pairs.sort(key=lambda pair: (scores[pair[0]], scores[pair[1]]), reverse=True)
+        merges += [f"{left} {right}" for left, right in pairs]
+    return merges
+
+
+def byte_of(token: str, token_id: int) -> int:
+    """The byte that a token of type BYTE, ``<0x0A>``, stands for."""
+    digits = token[3:5]
+    if token != f"<0x{digits}>" or not set(digits) <= set("0123456789ABCDEF"):
+        raise BadFile(f"tokenizer.ggml.tokens: token {token_id:,}, {token!r}, is marked as a byte, but is not <0xNN>.")
+    return int(digits, 16)
