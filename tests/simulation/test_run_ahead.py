@@ -476,3 +476,25 @@ def test_reads_that_take_long(model: Path, expected: Sequence[TokenEvent], depth
         lab.close()
 
     asyncio.run(run())
+
+
+def test_what_is_not_measured_costs_nothing_and_says_nothing(
+    model: Path, expected: list[TokenEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No counter is read for a token that nobody asks them of; the tokens are the same."""
+
+    async def run() -> list[TokenEvent]:
+        lab = await DecodeLab(ahead(1)).load(model)
+        session = lab.session()
+        session._stepper.meter.on = False
+        await session.prepare(Generation(measure=False), len(PROMPT))
+
+        def read(self: object) -> None:
+            raise AssertionError("a counter was read")
+
+        monkeypatch.setattr("stepwell.launch.counters.Counters.copy", read)
+        return await tokens(session, PROMPT, 12, measure=False)
+
+    events = asyncio.run(run())
+    assert ids(events) == ids(expected)[:12]
+    assert {event.counters for event in events} == {None}

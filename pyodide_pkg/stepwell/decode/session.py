@@ -139,6 +139,7 @@ class DecodeSession:
         self._cancelled = False
         run = _Run(generation, self._depth(generation), now_ms())
         self._stepper.configure(run.want, run.depth)
+        self._stepper.meter.on = generation.measure
         self._stepper.meter.take()
         try:
             event = await self._prefill(list(prompt), run, progress)

@@ -90,6 +90,8 @@ class Cost:
     moved: tuple[int, ...]  # in the order of _POOL
 
     def __add__(self, other: "Cost") -> "Cost":
+        if other is NOTHING:
+            return self
         issued = self.issued.copy()
         issued.add(other.issued)
         return Cost(issued, tuple(a + b for a, b in zip(self.moved, other.moved, strict=True)))
@@ -102,12 +104,15 @@ class Meter:
     """Takes the differences of the cumulative counters."""
 
     def __init__(self, launcher: Launcher, ledger: Ledger) -> None:
+        self.on = True  # off, it costs nothing and says nothing
         self._counters = launcher.counters
         self._ledger = ledger
         self._issued, self._moved = launcher.counters.copy(), self._now()
 
     def take(self) -> Cost:
         """What happened since the last ``take``."""
+        if not self.on:
+            return NOTHING
         before, self._issued = self._issued, self._counters.copy()
         moved, self._moved = self._moved, self._now()
         return Cost(self._issued.since(before), tuple(a - b for a, b in zip(self._moved, moved, strict=True)))
