@@ -52,6 +52,7 @@ def test_messages_and_names_reach_the_template() -> None:
         ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
         ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
         ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
+        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}", "Hello"),
         ("{{ unknown }}.", "."),
         ("{{ raise_exception.__globals__ }}.", "."),
         ("{% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "3"),

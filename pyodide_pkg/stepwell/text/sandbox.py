@@ -5,13 +5,26 @@ import time
 from functools import partial
 from typing import Any, NoReturn
 
+from jinja2 import nodes
 from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stepwell.errors import BadRequest
 
 MAX_CALL_DEPTH = 20  # a macro that renders a nested value calls itself a few times
+
+
+class GenerationTag(Extension):
+    """``{% generation %}`` … ``{% endgeneration %}``: marks what the model wrote, for training; here the text alone."""
+
+    tags = {"generation"}  # noqa: RUF012 (a set in Jinja's own class)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatSandbox(ImmutableSandboxedEnvironment):
@@ -22,7 +35,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
     """
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag])
         # Jinja's own tojson escapes for HTML, which would change a prompt.
         self.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         self.globals["raise_exception"] = _refuse

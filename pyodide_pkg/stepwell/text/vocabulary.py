@@ -70,9 +70,9 @@ def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
     tokens = _array(metadata, "tokenizer.ggml.tokens", str)
     types = _column(metadata, "tokenizer.ggml.token_type", int, len(tokens))
     ids = _ids(tokens)
-    special_ids = {i for i, kind in enumerate(types) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)}
+    special_ids = set(_of_type(types, TokenType.CONTROL, TokenType.UNKNOWN))
     special_ids |= {ids[name] for name in _END_OF_GENERATION if name in ids}
-    user_defined_ids = {i for i, kind in enumerate(types) if kind == TokenType.USER_DEFINED}
+    user_defined_ids = set(_of_type(types, TokenType.USER_DEFINED))
     spm = pre_tokenizer is None
     bos_id = _token_id(metadata, "tokenizer.ggml.bos_token_id", len(tokens), 1 if spm else None)
     return Vocabulary(
@@ -82,7 +82,7 @@ def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
         special_ids=frozenset(special_ids),
         user_defined_ids=frozenset(user_defined_ids - special_ids),
         right_strip_ids=_right_strip_ids(metadata, tokens, special_ids | user_defined_ids) if spm else frozenset(),
-        bytes={i: byte_of(tokens[i], i) for i, kind in enumerate(types) if kind == TokenType.BYTE} if spm else {},
+        bytes={i: byte_of(tokens[i], i) for i in _of_type(types, TokenType.BYTE)} if spm else {},
         eog_ids=_eog_ids(metadata, ids, 2 if spm else None),
         bos_id=bos_id,
         eos_id=_token_id(metadata, "tokenizer.ggml.eos_token_id", len(tokens), 2 if spm else None),
@@ -124,6 +124,14 @@ def _column(metadata: Mapping[str, object], key: str, kind: type[T], rows: int) 
     if len(values) != rows:
         raise BadFile(f"{key} has {len(values):,} entries, tokenizer.ggml.tokens has {rows:,}.")
     return values
+
+
+def _of_type(types: Sequence[int], *kinds: TokenType) -> list[int]:
+    """The ids of the tokens of these types."""
+    wanted = {
+        int(kind) for kind in kinds
+    }  # plain ints: comparing enums takes a tenth of a second for a large vocabulary
+    return [i for i, kind in enumerate(types) if kind in wanted]
 
 
 def _flag(metadata: Mapping[str, object], key: str, *, default: bool) -> bool:
@@ -171,8 +179,7 @@ def _derived_merges(metadata: Mapping[str, object], tokens: Sequence[str], types
     not_a_number = next((i for i, score in enumerate(scores) if score != score), None)
     if not_a_number is not None:
         raise BadFile(f"tokenizer.ggml.scores: the score of token {not_a_number:,} is not a number.")
-    text = (TokenType.NORMAL, TokenType.UNUSED)
-    return derive_merges({tokens[i]: scores[i] for i, kind in enumerate(types) if kind in text})
+    return derive_merges({tokens[i]: scores[i] for i in _of_type(types, TokenType.NORMAL, TokenType.UNUSED)})
 
 
 def _right_strip_ids(metadata: Mapping[str, object], tokens: Sequence[str], added: set[int]) -> frozenset[int]:
