@@ -1,9 +1,10 @@
-"""Tiny random Llama models as GGUF files, and the float64 forward pass that tests compare with.
+"""Tiny random Llama and Phi-3 models as GGUF files, and the float64 forward pass that tests compare with.
 
 The files are complete: weights in any supported format, and a GPT-2 style tokenizer with a ChatML template.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepwell.models.config import LlamaConfig, expected_tensors
+from stepwell.models.phi3 import Phi3Config
 from stepwell.weights.gguf import GgufFile
 from tests.gguf_writer import ARRAY, STRING, Tensor, Typed, gguf_bytes
 from tests.reference.kernels import k_quant_blocks
@@ -45,12 +47,15 @@ def write_tiny_llama(
     mixed: Mapping[str, str] | None = None,
     tied: bool = True,
     context: int = 256,
+    rope_theta: float = 10_000.0,
+    rope_freqs: Sequence[float] = (),
 ) -> dict[str, Array]:
     """Write a model to ``path``; the weights as a reader of the file sees them, by name, with shape (outputs, inputs).
 
     ``formats`` is that of the layers' matrices, ``embed_format`` that of the embedding and the output matrix; ``mixed``
     has exceptions, by the last part of the name (``attn_v``).  Rows (hidden, ffn, n_heads * head_dim) must be whole
-    blocks of their format: multiples of 32, for K-quants of 256; any for F32, F16 and BF16.
+    blocks of their format: multiples of 32, for K-quants of 256; any for F32, F16 and BF16.  ``rope_freqs`` divide the
+    frequencies of rotation.
     """
     config = LlamaConfig(
         hidden_size=hidden,
@@ -61,21 +66,83 @@ def write_tiny_llama(
         ffn_size=ffn,
         vocab_size=vocab,
         context_length=context,
-        rope_theta=10_000.0,
+        rope_theta=rope_theta,
         rope_dim=head_dim,
         rms_eps=1e-5,
         tied_embeddings=tied,
+        rope_factors=("rope_freqs.weight",) if rope_freqs else (),
     )
+    return _write(path, config, seed, formats, embed_format, mixed or {}, {"rope_freqs.weight": rope_freqs})
+
+
+def write_tiny_phi3(
+    path: Path,
+    *,
+    seed: int = 0,
+    n_layers: int = 2,
+    n_heads: int = 4,
+    n_kv_heads: int = 2,
+    head_dim: int = 16,
+    ffn: int = 96,
+    vocab: int = 320,
+    formats: str = "Q4_1",
+    embed_format: str = "Q8_0",
+    tied: bool = True,
+    context: int = 256,
+    rope_dim: int = 16,
+    original_context: int = 256,
+    short: Sequence[float] = (),
+    long: Sequence[float] = (),
+    sliding_window: int = 0,
+) -> dict[str, Array]:
+    """Like ``write_tiny_llama``.  ``short`` and ``long`` divide the frequencies of sequences up to the original context
+    and of longer ones.
+    """
+    names = ("rope_factors_short.weight", "rope_factors_long.weight")
+    extended = bool(short) and context > original_context
+    stretch = math.sqrt(1 + math.log(context / original_context) / math.log(original_context)) if extended else 1.0
+    config = Phi3Config(
+        hidden_size=n_heads * head_dim,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        ffn_size=ffn,
+        vocab_size=vocab,
+        context_length=context,
+        rope_theta=10_000.0,
+        rope_dim=rope_dim,
+        rms_eps=1e-5,
+        tied_embeddings=tied,
+        rope_factors=names if short else (),
+        original_context=original_context,
+        rope_scale=stretch,
+        sliding_window=sliding_window,
+    )
+    return _write(path, config, seed, formats, embed_format, {}, dict(zip(names, (short, long), strict=True)))
+
+
+def _write(
+    path: Path,
+    config: LlamaConfig,
+    seed: int,
+    formats: str,
+    embed_format: str,
+    mixed: Mapping[str, str],
+    factors: Mapping[str, Sequence[float]],
+) -> dict[str, Array]:
     random = np.random.default_rng(seed)
     tensors, weights = [], {}
     for name, shape in expected_tensors(config).items():
-        if len(shape) == 1:
+        if name in factors:
+            values, kind = np.array(factors[name]), "F32"
+        elif len(shape) == 1:
             values, kind = random.uniform(0.5, 1.5, size=shape), "F32"
         else:
             # Scaled so that activations keep their size from layer to layer and logits spread over several units.
             spread = 1.0 if name == "token_embd.weight" else 1.5 / shape[0] ** 0.5
             values = random.normal(size=shape[::-1]) * spread
-            kind = (mixed or {}).get(name.split(".")[-2], formats if name.startswith("blk.") else embed_format)
+            kind = mixed.get(name.split(".")[-2], formats if name.startswith("blk.") else embed_format)
         quantised_type = gguf.GGMLQuantizationType[kind]
         if kind.endswith("_K"):  # which the package reads but does not write
             packed = k_quant_blocks(kind, shape[1], shape[0], spread, random)
@@ -83,27 +150,32 @@ def write_tiny_llama(
             packed = gguf.quants.quantize(values.astype(np.float32), quantised_type)
         tensors.append(Tensor(name, shape, quantised_type.value, packed.tobytes()))
         weights[name] = gguf.quants.dequantize(packed, quantised_type).astype(np.float64)
-    path.write_bytes(gguf_bytes(_metadata(config) | tokenizer_metadata(vocab), tensors))
+    path.write_bytes(gguf_bytes(_metadata(config) | tokenizer_metadata(config.vocab_size), tensors))
     return weights
 
 
 def _metadata(config: LlamaConfig) -> dict[str, Any]:
-    return {
-        "general.architecture": "llama",
-        "general.name": "Tiny random llama",
-        "llama.block_count": config.n_layers,
-        "llama.context_length": config.context_length,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.ffn_size,
-        "llama.attention.head_count": config.n_heads,
-        "llama.attention.head_count_kv": config.n_kv_heads,
-        "llama.attention.key_length": config.head_dim,
-        "llama.attention.value_length": config.head_dim,
-        "llama.attention.layer_norm_rms_epsilon": config.rms_eps,
-        "llama.rope.freq_base": config.rope_theta,
-        "llama.rope.dimension_count": config.rope_dim,
-        "llama.vocab_size": config.vocab_size,
+    keys: dict[str, Any] = {
+        "block_count": config.n_layers,
+        "context_length": config.context_length,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.ffn_size,
+        "attention.head_count": config.n_heads,
+        "attention.head_count_kv": config.n_kv_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_eps,
+        "rope.freq_base": config.rope_theta,
+        "rope.dimension_count": config.rope_dim,
+        "vocab_size": config.vocab_size,
     }
+    if config.architecture == "phi3":
+        keys["rope.scaling.original_context_length"] = config.original_context
+        keys["attention.sliding_window"] = config.sliding_window
+        if config.rope_factors:
+            keys["rope.scaling.attn_factor"] = config.rope_scale
+    else:
+        keys |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
+    names = {"general.architecture": config.architecture, "general.name": f"Tiny random {config.architecture}"}
+    return names | {f"{config.architecture}.{key}": value for key, value in keys.items()}
 
 
 def byte_alphabet() -> list[str]:
@@ -168,7 +240,10 @@ class FileWeights(Mapping[str, npt.NDArray[np.float32]]):
 
 
 def reference_llama(weights: Mapping[str, npt.NDArray[Any]], config: LlamaConfig, ids: list[int]) -> Array:
-    """Logits [len(ids), vocab] of one causal forward pass from position 0, in float64."""
+    """Logits [len(ids), vocab] of one causal forward pass from position 0, in float64.
+
+    Where frequencies depend on the sequence's length, those of ``len(ids)`` are taken for all positions.
+    """
 
     def weight(name: str) -> Array:
         return np.asarray(weights[name], dtype=np.float64)
@@ -177,43 +252,77 @@ def reference_llama(weights: Mapping[str, npt.NDArray[Any]], config: LlamaConfig
         return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + config.rms_eps) * weight(name)
 
     n_tokens = len(ids)
+    frequencies = _frequencies(weights, config, n_tokens)
+    visible = np.tril(np.ones((n_tokens, n_tokens), dtype=bool))
+    if config.sliding_window:
+        visible &= ~np.tril(visible, -config.sliding_window)
     embedding = weights["token_embd.weight"]
     x = np.asarray(embedding[ids], dtype=np.float64)
     for layer in range(config.n_layers):
         block = f"blk.{layer}"
         h = rms_norm(x, f"{block}.attn_norm.weight")
-        q, k, v = (
-            (h @ weight(f"{block}.attn_{part}.weight").T).reshape(n_tokens, -1, config.head_dim) for part in "qkv"
-        )
-        x = x + _attention(rope(q, config), rope(k, config), v) @ weight(f"{block}.attn_output.weight").T
+        stack = np.concatenate([weight(f"{block}.{name}.weight") for name in config.stacks["qkv"]])
+        heads = (h @ stack.T).reshape(n_tokens, -1, config.head_dim)
+        q, k, v = np.split(heads, [config.n_heads, config.n_heads + config.n_kv_heads], axis=1)
+        q, k = rope(q, config, frequencies), rope(k, config, frequencies)
+        x = x + _attention(q, k, v, visible) @ weight(f"{block}.attn_output.weight").T
         h = rms_norm(x, f"{block}.ffn_norm.weight")
-        gate, up = (h @ weight(f"{block}.ffn_{part}.weight").T for part in ("gate", "up"))
+        stack = np.concatenate([weight(f"{block}.{name}.weight") for name in config.stacks["gate_up"]])
+        gate, up = np.split(h @ stack.T, 2, axis=-1)
         x = x + (gate / (1 + np.exp(-gate)) * up) @ weight(f"{block}.ffn_down.weight").T
     x = rms_norm(x, "output_norm.weight")
     return x @ np.asarray(embedding if config.tied_embeddings else weights["output.weight"], dtype=np.float64).T
 
 
-def rope(x: Array, config: LlamaConfig) -> Array:
-    """Turn the neighbouring pairs (2i, 2i+1) of each head of ``x`` [T, heads, head_dim] by position * theta^(-2i/d).
+def reference_steps(
+    weights: Mapping[str, npt.NDArray[Any]], config: LlamaConfig, prompt: list[int], chosen: list[int]
+) -> Array:
+    """The logits [len(chosen), vocab] by which each of ``chosen`` was chosen, with the frequencies of that length."""
+    ids, first = prompt + chosen[:-1], len(prompt) - 1
+    logits = reference_llama(weights, config, ids)
+    short = min(config.original_context, len(ids)) if len(config.rope_factors) > 1 else 0
+    if short > first:
+        logits[:short] = reference_llama(weights, config, ids[:short])
+    return logits[first:]
 
-    GGUF's llama stores the Q and K rows in this interleaved order (converters permute them from the split-half order).
-    """
+
+def _frequencies(weights: Mapping[str, npt.NDArray[Any]], config: LlamaConfig, n_tokens: int) -> Array:
+    """Angle per position of each rotated pair of a head."""
     frequencies = config.rope_theta ** (-np.arange(0, config.rope_dim, 2) / config.rope_dim)
+    if not config.rope_factors:
+        return frequencies
+    is_long = len(config.rope_factors) > 1 and n_tokens > config.original_context
+    return frequencies / np.asarray(weights[config.rope_factors[is_long]], dtype=np.float64)
+
+
+def rope(x: Array, config: LlamaConfig, frequencies: Array) -> Array:
+    """Turn the pairs of the rotated part of each head of ``x`` [T, heads, head_dim] by position * frequency.
+
+    GGUF's llama stores the Q and K rows so that pairs are neighbours, (2i, 2i+1); phi3 as they are trained, with pairs
+    of halves, (i, i + rope_dim / 2).
+    """
     angles = np.arange(len(x))[:, None, None] * frequencies
-    even, odd = x[..., 0::2], x[..., 1::2]
-    turned = np.empty_like(x)
-    turned[..., 0::2] = even * np.cos(angles) - odd * np.sin(angles)
-    turned[..., 1::2] = even * np.sin(angles) + odd * np.cos(angles)
+    cos, sin = np.cos(angles) * config.rope_scale, np.sin(angles) * config.rope_scale
+    half = config.rope_dim // 2
+    pairs = (
+        (slice(half), slice(half, 2 * half))
+        if config.architecture == "phi3"
+        else (slice(0, None, 2), slice(1, None, 2))
+    )
+    first, second = (x[..., part] for part in pairs)
+    turned = x.copy()
+    turned[..., pairs[0]] = first * cos - second * sin
+    turned[..., pairs[1]] = first * sin + second * cos
     return turned
 
 
-def _attention(q: Array, k: Array, v: Array) -> Array:
-    """Causal attention [T, heads * head_dim] of ``q`` [T, heads, d] over ``k`` and ``v`` [T, kv_heads, d]."""
+def _attention(q: Array, k: Array, v: Array, visible: npt.NDArray[np.bool_]) -> Array:
+    """Attention [T, heads * head_dim] of ``q`` [T, heads, d] over ``k`` and ``v`` [T, kv_heads, d]."""
     n_tokens, n_heads, head_dim = q.shape
     group = n_heads // k.shape[1]
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     scores = np.einsum("thd,shd->hts", q, k) / np.sqrt(head_dim)
-    scores = np.where(np.tril(np.ones((n_tokens, n_tokens), dtype=bool)), scores, -np.inf)
+    scores = np.where(visible, scores, -np.inf)
     scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
     scores /= scores.sum(axis=-1, keepdims=True)
     return np.einsum("hts,shd->thd", scores, v).reshape(n_tokens, n_heads * head_dim)

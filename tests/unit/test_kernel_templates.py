@@ -12,20 +12,30 @@ from stepwell.memory.buffer import Buffer, Role
 
 MATMUL = {"format": "u4m", "k": 64, "n": 24, "mode": "plain", "tile": 1}
 HEADS = {"heads": 4, "kv_heads": 2, "head_dim": 16, "chunk": 64}
+ROPE = {"rope_dim": 16, "rope_scale": 1.0, "long_from": 65, "bits": 20}
 CONSTANTS: Mapping[str, Mapping[str, object]] = {
-    "repack": {"source": "Q8_0", "format": "u8", "rows": 8, "columns": 64, "first_row": 0, "all_rows": 8, "threads": 4},
+    "repack": {
+        "source": "Q8_0",
+        "format": "u8",
+        "rows": 8,
+        "columns": 64,
+        "first_row": 0,
+        "all_rows": 8,
+        "pairing": (4, 4, 2),
+        "threads": 4,
+    },
     "embed": {"format": "F16", "width": 64, "vocab": 100, "threads": 32},
     "rms_norm": {"width": 64, "eps": 1e-5, "threads": 4, "subgroups": True, "last": False},
     "matmul_quad": {**MATMUL, "per": 3, "subgroups": True},
     "matmul_split": {**MATMUL, "wide": 8, "splits": 2},
     "matmul_tile": {**{name: value for name, value in MATMUL.items() if name != "tile"}, "rows": 8, "columns": 8},
-    "rope_append": {"heads": 4, "kv_heads": 2, "head_dim": 16, "rope_dim": 16, "threads": 4},
-    "attention_quad": HEADS,
-    "attention_split": HEADS,
+    "rope_append": {"heads": 4, "kv_heads": 2, "head_dim": 16, **ROPE, "threads": 4},
+    "attention_quad": {**HEADS, "window": 0},
+    "attention_split": {**HEADS, "window": 0},
     "attention_merge": {"heads": 4, "head_dim": 16, "chunk": 64, "threads": 4},
     "argmax": {"size": 33, "parts": 1, "stage": "all", "ban": (1, 2), "threads": 16},
     "noise": {"format": "u4m", "n": 24, "k": 64, "deviation": 0.1, "threads": 4},
-    "rope_turns": {"rope_dim": 16, "bits": 20, "threads": 4},
+    "rope_turns": {**ROPE, "threads": 4},
     "attention_decode": {**HEADS, "subgroup": 4},
     "matvec": {
         "format": "u4m",

@@ -2,12 +2,16 @@
 
 import asyncio
 import re
+import struct
+from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from stepwell.errors import BadFile, Unsupported
 from stepwell.models.config import LlamaConfig, check_tensors, expected_tensors, read_architecture
+from stepwell.models.llama import read_factors, rope_turns
 from stepwell.weights.formats import FORMATS
 from stepwell.weights.gguf import GgufFile, read_gguf
 from stepwell.weights.source import BytesSource, FileSource
@@ -189,16 +193,48 @@ def test_a_wrong_shape_is_shown_beside_the_right_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["blk.0.attn_q.bias", "rope_freqs.weight", "blk.0.ffn_gate_inp.weight", "blk.2.attn_q.weight"]
+    "name", ["blk.0.attn_q.bias", "rope_factors_long.weight", "blk.0.ffn_gate_inp.weight", "blk.2.attn_q.weight"]
 )
 def test_a_tensor_without_a_use_is_refused(name: str) -> None:
     table = tensors(BASE) | {name: Tensor(name, (4,), F32, bytes(16))}
-    with pytest.raises(Unsupported, match=rf"1 tensors have no place in a plain Llama model of 2 layers.*: {name}\."):
+    with pytest.raises(Unsupported, match=rf"1 tensors have no place in a plain llama model of 2 layers.*: {name}\."):
         check_tensors(file_of(METADATA, table), BASE)
 
 
-def test_norms_are_f32() -> None:
-    with pytest.raises(Unsupported, match=r"'blk\.0\.attn_norm\.weight' has type F16; norms are supported in F32"):
+def test_factors_of_the_frequencies_are_of_the_files_that_have_them() -> None:
+    table = tensors(BASE) | {"rope_freqs.weight": Tensor("rope_freqs.weight", (4,), F32, bytes(16))}
+    file = file_of(METADATA, table)
+    config = LlamaConfig.from_gguf(file)
+    assert config == replace(BASE, rope_factors=("rope_freqs.weight",))
+    check_tensors(file, config)
+    table["rope_freqs.weight"] = Tensor("rope_freqs.weight", (8,), F32, bytes(32))
+    with pytest.raises(BadFile, match=r"'rope_freqs\.weight' has shape \[8\]; \[4\] is expected"):
+        check_tensors(file_of(METADATA, table), config)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_factors_that_divide_nothing_are_bad_files(value: float) -> None:
+    data = struct.pack("<4f", 1.0, 2.0, value, 4.0)
+    source = BytesSource(gguf_bytes(METADATA, [Tensor("rope_freqs.weight", (4,), F32, data)]), "m.gguf")
+
+    async def read() -> list[float]:
+        return await read_factors(await read_gguf(source), source, "rope_freqs.weight")
+
+    with pytest.raises(BadFile, match=r"m\.gguf: rope_freqs\.weight\[2\] is .*; a positive number is needed"):
+        asyncio.run(read())
+
+
+def test_factors_divide_the_frequencies() -> None:
+    plain, divided = (array("f", rope_turns(BASE, factors)) for factors in ([], [[1.0, 2.0, 4.0, 8.0]]))
+    for bit in range(1, 20):
+        for pair, shift in enumerate((0, 1, 2, 3)):
+            at, halved = 2 * (4 * bit + pair), 2 * (4 * (bit - shift) + pair)
+            if shift <= bit:  # 2^bit positions at an eighth of the frequency are 2^(bit - 3)
+                assert divided[at : at + 2] == plain[halved : halved + 2]
+
+
+def test_vectors_are_f32() -> None:
+    with pytest.raises(Unsupported, match=r"'blk\.0\.attn_norm\.weight' has type F16; vectors must be F32"):
         check_tensors(file_of(METADATA, tensors(BASE, norm_type=F16)), BASE)
 
 

@@ -47,6 +47,9 @@ class KVCache(Protocol):
     def abandon(self) -> None:
         """No step under way has happened."""
 
+    def rewind(self) -> None:
+        """The next step is at position 0.  Nothing is under way."""
+
     def close(self) -> None: ...
 
 
@@ -66,6 +69,9 @@ class Tensors:
     @property
     def end(self) -> int:
         return self.length + sum(self._rows)
+
+    def rewind(self) -> None:
+        self.length = 0
 
     def _check_room(self, rows: int) -> None:
         if self.end + rows > self._capacity:

@@ -170,10 +170,10 @@ class DecodeSession:
             raise PoolError("the session is closed: open a new one.")
         if not prompt:
             raise BadRequest("the prompt has no tokens: write something.")
-        if self.length + len(prompt) > self._context:
+        if len(self._history) + len(prompt) > self._context:
             raise ContextFull(
-                f"the prompt has {len(prompt):,} tokens, {self.length:,} are in the cache already; the context holds "
-                f"{self._context:,}. Shorten it or ask for a larger context."
+                f"the prompt has {len(prompt):,} tokens, {len(self._history):,} are in the cache already; the context "
+                f"holds {self._context:,}. Shorten it or ask for a larger context."
             )
 
     def _depth(self, generation: Generation) -> int:
@@ -189,21 +189,32 @@ class DecodeSession:
         return depth
 
     async def _prefill(
-        self, prompt: list[int], run: "_Run", progress: Callable[[int, int], None] | None
+        self, prompt: list[int], run: "_Run", progress: Callable[[int, int], None] | None, index: int = 0
     ) -> TokenEvent | None:
-        """Read the prompt and choose the first token; None if cancelled in between."""
+        """Read the prompt and choose token ``index``; None if cancelled in between."""
+        if self._outgrows(len(self._history) + len(prompt)):
+            self._cache.rewind()
+        prompt = self._history[self.length :] + prompt
         end = self.length + len(prompt)
         data = b""
         for first in range(0, len(prompt), PREFILL_ROWS):
             rows = prompt[first : first + PREFILL_ROWS]
             done = first + len(rows)
             data = await self._pool.retrying(lambda: self._alone(rows, run, end, last=done == len(prompt)))  # noqa: B023
-            self._history += rows
+            if (fresh := self.length - len(self._history)) > 0:  # not what is read once more
+                self._history += rows[-fresh:]
             if progress is not None:
                 progress(done, len(prompt))
             if self._cancelled and done < len(prompt):
                 return None
-        return await self._event(0, data, run, "prefill")
+        return await self._event(index, data, run, "prefill")
+
+    def _outgrows(self, end: int) -> bool:
+        """Whether with ``end`` positions a sequence needs other frequencies of rotation than those that its cached keys
+        have: then all of it is read once more.
+        """
+        switch = self._model.switch
+        return switch is not None and 0 < self.length <= switch < end
 
     async def _alone(self, ids: Sequence[int], run: "_Run", end: int, *, last: bool) -> bytes:
         """One step as a transaction, with nothing else in flight: it commits, or has given everything back."""
@@ -219,6 +230,8 @@ class DecodeSession:
 
     async def _next(self, before: TokenEvent, run: "_Run") -> TokenEvent | None:
         """The token after ``before``, while later ones are on their way; None if cancelled or the context is full."""
+        if not self._flights and not self._cancelled and self._outgrows(min(self.length + 1, self._context)):
+            return await self._prefill([before.id], run, None, before.index + 1)
         try:
             await self._issue_ahead(before, run)
             if self._cancelled or not self._flights:
@@ -237,7 +250,7 @@ class DecodeSession:
     async def _issue_ahead(self, before: TokenEvent, run: "_Run") -> None:
         flights, stepper = self._flights, self._stepper
         while not self._cancelled and before.index + 1 + len(flights) < run.generation.max_tokens:
-            if self._cache.end >= self._context:
+            if self._cache.end >= self._context or self._cache.end == self._model.switch:
                 return
             if flights and (len(flights) > run.depth or stepper.wants_record):
                 return

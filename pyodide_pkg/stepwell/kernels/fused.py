@@ -7,7 +7,7 @@ they do, so work is done again where that saves one: every workgroup of a produc
 
 from typing import Literal
 
-from stepwell.kernels.ops import ROPE_BITS, Heads, Matrix, ceil_div
+from stepwell.kernels.ops import Heads, Matrix, ceil_div
 from stepwell.kernels.tuning import Tuning
 from stepwell.launch.recorder import ByLength, Constant, Recorder, Variant
 from stepwell.memory.buffer import Buffer
@@ -28,10 +28,10 @@ class FusedOps:
         """Whether a workgroup can hold a vector of so many f32 values."""
         return 4 * longest + _BESIDE_BYTES <= self.tuning.workgroup_bytes
 
-    def rope_turns(self, rec: Recorder, digits: Buffer, turns: Buffer, heads: Heads) -> None:
-        """turns[pair] = the rotation of the step's position."""
+    def rope_turns(self, rec: Recorder, digits: Buffer, turns: Buffer, heads: Heads, long_from: int = 0) -> None:
+        """turns[pair] = the rotation of the step's position; ``long_from`` as in ``Ops.rope_append``."""
         threads = self.tuning.elementwise_threads
-        constants = (("rope_dim", heads.rope_dim), ("bits", ROPE_BITS), ("threads", threads))
+        constants = (*heads.rope_constants(long_from), ("threads", threads))
         grid = (ceil_div(heads.rope_dim // 2, threads), 1, 1)
         rec.launch(Variant("rope_turns", constants), (digits, turns), grid, "rope_turns", _SHAPE)
 
@@ -62,9 +62,13 @@ class FusedOps:
     ) -> None:  # fmt: skip
         """The chunks of causal attention of the step's row."""
         chunk = self.tuning.decode_chunk
-        constants = (*heads.constants(), ("chunk", chunk), ("subgroup", self.tuning.subgroup))
         grid = ByLength(chunk, heads.kv_heads, 1)
-        rec.launch(Variant("attention_decode", constants), (q, k, v, partials, normals), grid, "attention", shape)
+        variant = Variant(
+            "attention_decode", (*heads.constants(), ("chunk", chunk), ("subgroup", self.tuning.subgroup))
+        )
+        if heads.window:  # attention_split knows windows, and of one row its q and its results lie the same
+            variant = Variant("attention_split", (*heads.constants(), ("window", heads.window), ("chunk", chunk)))
+        rec.launch(variant, (q, k, v, partials, normals), grid, "attention", shape)
 
     def merged_product(
         self, rec: Recorder, partials: Buffer, normals: Buffer, matrix: Matrix, y: Buffer, heads: Heads

@@ -44,12 +44,18 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The attention geometry of one layer."""
+    """The attention geometry of one layer.
+
+    The first ``rope_dim`` values of a head of q and k are rotated and stretched by ``rope_scale``.  A position sees
+    ``window`` positions, itself included; 0: all that are not behind it.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     rope_dim: int
+    window: int = 0
+    rope_scale: float = 1.0
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -60,6 +66,11 @@ class Heads:
     def constants(self) -> tuple[tuple[str, int], ...]:
         return (("heads", self.heads), ("kv_heads", self.kv_heads), ("head_dim", self.head_dim))
 
+    def rope_constants(self, long_from: int) -> tuple[tuple[str, int | float], ...]:
+        return (
+            ("rope_dim", self.rope_dim), ("rope_scale", self.rope_scale), ("long_from", long_from), ("bits", ROPE_BITS),
+        )  # fmt: skip
+
 
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
@@ -69,8 +80,15 @@ class Ops:
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
 
-    def repack(self, rec: Recorder, raw: Buffer, source: str, matrix: Matrix, rows: int, first_row: int) -> None:
-        """Fill ``rows`` rows of ``matrix`` from GGUF blocks of the format ``source``."""
+    def repack(
+        self, rec: Recorder, raw: Buffer, source: str, matrix: Matrix, rows: int, first_row: int,
+        pairing: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        """Fill ``rows`` rows of ``matrix`` from GGUF blocks of the format ``source``.
+
+        ``pairing`` (rows, head_dim, rope_dim): so many of the first rows belong to heads that are rotated by halves, in
+        pairs (i, i + rope_dim / 2); they are laid out for pairs of neighbours.
+        """
         threads = REPACK_THREADS
         constants = (
             ("source", source),
@@ -79,6 +97,7 @@ class Ops:
             ("columns", matrix.k),
             ("first_row", first_row),
             ("all_rows", matrix.n),
+            ("pairing", pairing),
             ("threads", threads),
         )
         rec.launch(Variant("repack", constants), (raw, *matrix.buffers), (ceil_div(rows, threads), matrix.k // 32, 1))
@@ -165,12 +184,16 @@ class Ops:
         rec.launch(Variant("matmul_tile", constants), buffers, grid, node, (rec.shapes.width(rows),))
 
     def rope_append(
-        self, rec: Recorder, turns: Buffer, qkv: Buffer, k: Buffer, v: Buffer, heads: Heads, rows: int
-    ) -> None:
-        """Rotate q in ``qkv``; rotate k and append k and v to the caches [position][kv_heads * head_dim]."""
+        self, rec: Recorder, turns: Buffer, qkv: Buffer, k: Buffer, v: Buffer, heads: Heads, rows: int,
+        long_from: int = 0,
+    ) -> None:  # fmt: skip
+        """Rotate q in ``qkv``; rotate k and append k and v to the caches [position][kv_heads * head_dim].
+
+        A step that reaches ``long_from`` positions takes the second table of ``turns``; 0: there is one table.
+        """
         threads = self.tuning.elementwise_threads
         pairs = (heads.heads + 2 * heads.kv_heads) * heads.head_dim // 2
-        constants = (*heads.constants(), ("rope_dim", heads.rope_dim), ("threads", threads))
+        constants = (*heads.constants(), *heads.rope_constants(long_from), ("threads", threads))
         grid = (ceil_div(pairs, threads), rows, 1)
         rec.launch(Variant("rope_append", constants), (turns, qkv, k, v), grid, "rope_append")
 
@@ -194,7 +217,8 @@ class Ops:
         tuning = self.tuning
         chunk = ("chunk", tuning.attention_chunk)
         quads = tuning.subgroups and heads.head_dim % 16 == 0  # the quad kernel shares heads out in 16s
-        variant = Variant("attention_quad" if quads else "attention_split", (*heads.constants(), chunk))
+        constants = (*heads.constants(), ("window", heads.window), chunk)
+        variant = Variant("attention_quad" if quads else "attention_split", constants)
         chunks = ByLength(tuning.attention_chunk, heads.kv_heads, rows)
         rec.launch(variant, (qkv, k, v, partials, normals), chunks, "attention", shape)
         threads = tuning.elementwise_threads

@@ -1,13 +1,18 @@
 """The Llama architecture (Llama 2 and 3, SmolLM2, TinyLlama): its weights and one step as recorder calls.
 
+Others that compute the same of tensors that are stored in another way derive from it (phi3.py).
+
 Per layer nine launches: norm, qkv, rope + KV append, attention by chunks and its merge, output + residual, norm,
 gate|up + SwiGLU, down + residual.  On GPUs a decode step has five (``kernels/fused.py``).
 """
 
 import math
 import struct
+from array import array
 from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
 
+from stepwell.errors import BadFile
 from stepwell.gpu.device import ByteSource, Progress
 from stepwell.kernels.fused import FusedOps
 from stepwell.kernels.ops import ROPE_BITS, Heads, Ops
@@ -25,6 +30,8 @@ from stepwell.weights.synthetic import Plan, make_weights, plan_weights
 class Llama:
     """A loaded model: its config, its weights on the GPU, and how to record a step."""
 
+    config_type: ClassVar[type[LlamaConfig]] = LlamaConfig
+
     def __init__(self, config: LlamaConfig, weights: Weights, launcher: Launcher, turns: Buffer) -> None:
         self.config = config
         self._weights = weights
@@ -32,7 +39,10 @@ class Llama:
         self._turns = turns
         self._ops = Ops(tuning_for(launcher.device.info))
         self._fused = FusedOps(self._ops.tuning)
-        self._heads = Heads(config.n_heads, config.n_kv_heads, config.head_dim, config.rope_dim)
+        window = config.sliding_window if config.sliding_window < config.context_length else 0
+        rope = (config.rope_dim, window, config.rope_scale)
+        self._heads = Heads(config.n_heads, config.n_kv_heads, config.head_dim, *rope)
+        self.switch = config.original_context if len(config.rope_factors) > 1 else None
         # one row at a time in few launches, where the adapter likes that and has room for a whole row
         longest = max(config.hidden_size, config.n_heads * config.head_dim)
         self._one_by_one = self._ops.tuning.fused and self._fused.fits(longest)
@@ -42,15 +52,17 @@ class Llama:
     @classmethod
     async def load(
         cls, file: GgufFile, source: ByteSource, launcher: Launcher, progress: Progress | None = None
-    ) -> "Llama":
+    ) -> Self:
         """Check the file against the architecture, then stream its weights.  A failure leaves no buffer behind."""
-        config = LlamaConfig.from_gguf(file)
+        config = cls.config_type.from_gguf(file)
         check_tensors(file, config)
-        table = rope_turns(config)
+        table = rope_turns(config, [await read_factors(file, source, name) for name in config.rope_factors])
         turns = launcher.pool.acquire(len(table), Role.WEIGHTS, "rope turns")
         try:
             launcher.device.write_buffer(turns.id, 0, table)
-            weights = await load_weights(file, source, launcher, matrices(config), vectors(config), progress)
+            weights = await load_weights(
+                file, source, launcher, matrices(config), vectors(config), progress, pairings(config)
+            )
         except BaseException:
             launcher.pool.release(turns)
             launcher.pool.flush()
@@ -70,7 +82,8 @@ class Llama:
         """Record the step of ``rec``: its rows' ids in, the last row's f32 logits[vocab] out.
 
         ``reach`` is where the sequence may come to: the workspaces that depend on its length are made for that, so that
-        they stay the same from step to step.  Without ``want_logits`` the result is None.
+        they stay the same from step to step.  For several rows it is where their prompt ends, and that is what the
+        frequencies of rotation go by; one row is the last of its sequence.  Without ``want_logits`` the result is None.
         """
         if rec.rows == 1 and self._one_by_one:
             x = self._record_one(rec, scope, ids, kv, reach)
@@ -102,7 +115,7 @@ class Llama:
             layer = f"blk.{i}"
             norm(f"{layer}.attn_norm")
             matmul(y, layer, "qkv", qkv)
-            ops.rope_append(rec, self._turns, qkv, k, v, heads, rows)
+            ops.rope_append(rec, self._turns, qkv, k, v, heads, rows, self._long_from(rows, reach))
             ops.attention(rec, qkv, k, v, partials, normals, attended, heads, rows=rows, shape=shape)
             matmul(attended, layer, "attn_output", x, "residual")
             norm(f"{layer}.ffn_norm")
@@ -121,7 +134,7 @@ class Llama:
         turns = scope.acquire(4 * c.rope_dim, "turns")
         shape, partials, normals = self._attention_workspaces(rec, scope, reach, fused.tuning.decode_chunk)
         self._ops.embed(rec, ids, x, w.matrix("token_embd"), 1)
-        fused.rope_turns(rec, self._turns, turns, heads)
+        fused.rope_turns(rec, self._turns, turns, heads, self._long_from(1, reach))
         for i, (k, v) in enumerate(kv):
             layer = f"blk.{i}"
             fused.norm_qkv(rec, x, w.vector(f"{layer}.attn_norm"), eps, w.matrix(f"{layer}.qkv"), turns, q, k, v, heads)
@@ -144,6 +157,17 @@ class Llama:
         self._ops.rms_norm(rec, x, norm, y, width=c.hidden_size, eps=c.rms_eps, rows=rec.rows, last=True)
         self._ops.matmul(rec, y, output, logits, rows=1, node="output")
         return logits
+
+    def _long_from(self, rows: int, reach: int) -> int:
+        """From how many positions on a step takes the frequencies of long sequences; 0: it does not.
+
+        A decode step is replayed at other positions, so its kernels compare; the steps of a prompt go by its end.
+        """
+        if self.switch is None:
+            return 0
+        if rows == 1:
+            return self.switch + 1
+        return 1 if reach > self.switch else 0
 
     def _attention_workspaces(
         self, rec: Recorder, scope: Acquires, reach: int, chunk: int
@@ -169,7 +193,7 @@ class Llama:
     @classmethod
     async def synthetic(
         cls, config: LlamaConfig, kind: str, launcher: Launcher, progress: Progress | None = None
-    ) -> "Llama":
+    ) -> Self:
         """A model of this shape with random weights in the layout of the tensor format ``kind``, made on the GPU."""
         table = rope_turns(config)
         turns = launcher.pool.acquire(len(table), Role.WEIGHTS, "rope turns")
@@ -185,18 +209,15 @@ class Llama:
 
 def plan_of(config: LlamaConfig, kind: str) -> Plan:
     """What random weights of this shape are made of."""
-    return plan_weights(kind, expected_tensors(config), matrices(config), vectors(config))
+    return plan_weights(kind, config.n_layers, expected_tensors(config), matrices(config), vectors(config))
 
 
 def matrices(config: LlamaConfig) -> Mapping[str, tuple[str, ...]]:
     """The matrices of the step and the tensors that are stacked, row on row, to make each."""
     table: dict[str, tuple[str, ...]] = {"token_embd": ("token_embd.weight",)}
     for i in range(config.n_layers):
-        layer = f"blk.{i}"
-        table[f"{layer}.qkv"] = (f"{layer}.attn_q.weight", f"{layer}.attn_k.weight", f"{layer}.attn_v.weight")
-        table[f"{layer}.attn_output"] = (f"{layer}.attn_output.weight",)
-        table[f"{layer}.gate_up"] = (f"{layer}.ffn_gate.weight", f"{layer}.ffn_up.weight")
-        table[f"{layer}.ffn_down"] = (f"{layer}.ffn_down.weight",)
+        for name, parts in config.stacks.items():
+            table[f"blk.{i}.{name}"] = tuple(f"blk.{i}.{part}.weight" for part in parts)
     # a tied model has one matrix under two names
     table["output"] = ("token_embd.weight",) if config.tied_embeddings else ("output.weight",)
     return table
@@ -208,8 +229,32 @@ def vectors(config: LlamaConfig) -> Mapping[str, str]:
     return {name: f"{name}.weight" for name in (*names, "output_norm")}
 
 
-def rope_turns(config: LlamaConfig) -> bytes:
-    """cos and sin of 2^bit * theta^(-2i/rope_dim), f32 [ROPE_BITS][rope_dim / 2][2]: see ``wgsl/rope_append.wgsl``."""
+def pairings(config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:
+    """The tensors whose rows are laid out for rotation when they are repacked, and how (``Ops.repack``)."""
+    pairing = config.pairing()
+    return {f"blk.{i}.{config.stacks['qkv'][0]}.weight": pairing for i in range(config.n_layers)} if pairing else {}
+
+
+async def read_factors(file: GgufFile, source: ByteSource, name: str) -> list[float]:
+    """The values of a small f32 tensor that divides frequencies.  BadFile for what cannot."""
+    tensor = file.tensors[name]
+    values = struct.unpack(f"<{tensor.shape[0]}f", await source.read(tensor.offset, tensor.nbytes))
+    for index, value in enumerate(values):
+        if not (math.isfinite(value) and value > 0):
+            raise BadFile(f"{file.name}: {name}[{index}] is {value}; a positive number is needed.")
+    return list(values)
+
+
+def rope_turns(config: LlamaConfig, factors: Sequence[Sequence[float]] = ()) -> bytes:
+    """cos and sin of 2^bit * theta^(-2i/rope_dim), f32 [ROPE_BITS][rope_dim / 2][2]: see ``wgsl/rope_append.wgsl``.
+
+    A table for each of ``factors``, which divide the frequencies; without any it is one.
+    """
     half = config.rope_dim // 2
-    angles = [2**bit * config.rope_theta ** (-i / half) for bit in range(ROPE_BITS) for i in range(half)]
-    return b"".join(struct.pack("<2f", math.cos(angle), math.sin(angle)) for angle in angles)
+    turns = array("f")
+    for divisors in factors or [[1.0] * half]:
+        for bit in range(ROPE_BITS):
+            for i in range(half):
+                angle = 2**bit * config.rope_theta ** (-i / half) / divisors[i]
+                turns.extend((math.cos(angle), math.sin(angle)))
+    return turns.tobytes()

@@ -6,6 +6,7 @@ batch into the layout that the matmul kernels read, and its raw buffers return t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from stepwell.errors import Unsupported
 from stepwell.gpu.device import ByteSource, Chunk, Progress
@@ -46,13 +47,15 @@ async def load_weights(
     matrices: Mapping[str, tuple[str, ...]],
     vectors: Mapping[str, str],
     progress: Progress | None = None,
+    pairings: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> Weights:
     """Load ``matrices`` (name -> tensors stacked row on row) and ``vectors`` (name -> f32 tensor).
 
-    ``progress`` gets (bytes done, bytes in total).  Raises Unsupported for layouts that have no kernel, and what the
-    pool, the source and the device raise; then every buffer is given back.
+    ``progress`` gets (bytes done, bytes in total); ``pairings`` (tensor -> ``Ops.repack``'s pairing) are of heads that
+    the file rotates by halves.  Raises Unsupported for layouts that have no kernel, and what the pool, the source and
+    the device raise; then every buffer is given back.
     """
-    loader = _Loader(file, launcher)
+    loader = _Loader(file, launcher, pairings)
     try:
         loader.allocate(matrices, vectors)
         await loader.stream(source, progress)
@@ -72,8 +75,9 @@ class _Part:
 
 
 class _Loader:
-    def __init__(self, file: GgufFile, launcher: Launcher) -> None:
+    def __init__(self, file: GgufFile, launcher: Launcher, pairings: Mapping[str, tuple[int, ...]]) -> None:
         self._file = file
+        self._pairings = pairings
         self._launcher = launcher
         self._pool = launcher.pool
         self._ops = Ops(tuning_for(launcher.device.info))
@@ -141,7 +145,8 @@ class _Loader:
                 # one word more than the tensor: the repack kernel may read a block's last bytes as a whole word
                 raw = self._pool.acquire(tensor.nbytes + 4, Role.WORKSPACE, f"raw {tensor.name}")
                 self._raw.append(raw)
-                self._ops.repack(rec, raw, tensor.format.name, target, tensor.shape[1], part.first_row)
+                pairing = self._pairings.get(tensor.name, ())
+                self._ops.repack(rec, raw, tensor.format.name, target, tensor.shape[1], part.first_row, pairing)
                 target = raw
             chunks.append(Chunk(tensor.offset, tensor.nbytes, target.id))
         await self._launcher.device.upload(source, chunks, report)

@@ -23,8 +23,12 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: ve
   let kv_head = group.y;
   let row = group.z;
   let length = step.position + row + 1u;  // causal: a row sees itself and what is before it
+  let end = min((group.x + 1u) * CHUNK, length);
+{% if window %}
+  let begin = max(group.x * CHUNK, length - min(length, {{ window }}u));  // what is before it is out of the window
+{% else %}
   let begin = group.x * CHUNK;
-  let end = min(begin + CHUNK, length);
+{% endif %}
 {% for g in range(group_size) %}
 {% for i in range(parts) %}
   let q{{ g }}_{{ i }} = qkv[row * ROW + (kv_head * {{ group_size }}u + {{ g }}u) * {{ d4 }}u + {{ 4 * i }}u + lane] * {{ head_dim ** -0.5 }};

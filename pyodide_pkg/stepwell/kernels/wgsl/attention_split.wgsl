@@ -22,8 +22,15 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: ve
   let kv_head = group.y;
   let row = group.z;
   let length = step.position + row + 1u;  // causal: a row sees itself and what is before it
+{% if window %}
+  let first = length - min(length, {{ window }}u);  // what is before it is out of the window
+  let begin = max(group.x * CHUNK, first);
+  let end = min((group.x + 1u) * CHUNK, length);
+{% else %}
   let begin = group.x * CHUNK;
-  let count = select(0u, min(CHUNK, length - begin), begin < length);
+  let end = min(begin + CHUNK, length);
+{% endif %}
+  let count = select(0u, end - begin, begin < end);
   let k_at = min(begin + thread, length - 1u) * KV + kv_head * {{ d4 }}u;
   let q_at = row * ROW + kv_head * GROUP * {{ d4 }}u;
 {% for g in range(group_size) %}

@@ -2,6 +2,9 @@
 // Several tensors can share one matrix: this one fills rows FIRST_ROW .. FIRST_ROW + ROWS of ALL_ROWS, and if they have
 // different types, the matrix has a layout that holds them all: nothing is rounded.
 //
+// PAIRING: the first rows of the tensor are heads that files rotate by halves, in pairs (i, i + rope_dim / 2); here they
+// become neighbours, which is what the rotating kernels know. q and k change alike, so their products stay.
+//
 // Sources: block structs of ggml-common.h, dequantize_row_* of ggml-quants.c. K-quants are blocks of 256 weights, whose
 // eight blocks of 32 have scales and minimums of 6 bits (Q4_K, Q5_K), or two scales of 8 bits each (Q6_K).
 {% import "formats.wgsl" as formats %}
@@ -75,7 +78,15 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
   let row = id.x;
   let block = id.y;
   if (row >= ROWS) { return; }
+{% if pairing %}
+{% set rows, head_dim, rope_dim = pairing %}
+  let within = row % {{ head_dim }}u;
+  let neighbour = select(2u * within, 2u * within - {{ rope_dim - 1 }}u, within >= {{ rope_dim // 2 }}u);
+  let moves = row < {{ rows }}u && within < {{ rope_dim }}u;
+  let place = FIRST_ROW + select(row, row - within + neighbour, moves);
+{% else %}
   let place = FIRST_ROW + row;
+{% endif %}
 {% if block_size == 32 %}
   let at = (row * BLOCKS + block) * {{ block_bytes }}u;
 {% else %}

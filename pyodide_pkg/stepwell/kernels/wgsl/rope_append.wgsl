@@ -1,10 +1,11 @@
 // For each row of qkv: rotate q in place; rotate k and append it, and v as it is, to the KV cache at the row's position.
 // Pairs are neighbours (2i, 2i+1), as GGUF stores Llama's q and k. One thread per pair: the q pairs, then k, then v.
+// A step that reaches `long_from` positions takes the second table of rotations, if there are two.
 //
 // sin and cos of large angles are not accurate enough in WGSL, so the rotation of a position is the product of the
 // rotations of its binary digits, which the host computed in double precision (16 products: error about 2e-6).
 {% include "step.wgsl" %}
-@group(0) @binding(1) var<storage, read> turns: array<vec2f>;          // [bit][pair]: cos, sin of 2^bit * frequency
+@group(0) @binding(1) var<storage, read> turns: array<vec2f>;          // [table][bit][pair]: cos, sin of 2^bit * frequency
 @group(0) @binding(2) var<storage, read_write> qkv: array<vec2f>;      // [row][(heads + 2 kv_heads) * head_dim]
 @group(0) @binding(3) var<storage, read_write> k_cache: array<vec2f>;  // [position][kv_heads * head_dim]
 @group(0) @binding(4) var<storage, read_write> v_cache: array<vec2f>;
@@ -20,11 +21,16 @@ fn times(a: vec2f, b: vec2f) -> vec2f {  // complex product
 
 fn rotate(pair: vec2f, index: u32, position: u32) -> vec2f {
   if (index >= ROTATED) { return pair; }
-  var turn = vec2f(1.0, 0.0);
-  var bits = position;
-  for (var bit = 0u; bits != 0u; bit++) {
-    if ((bits & 1u) != 0u) { turn = times(turn, turns[bit * ROTATED + index]); }
-    bits >>= 1u;
+{% if long_from %}
+  let table = select(0u, {{ bits }}u, step.length >= {{ long_from }}u);
+{% else %}
+  const table = 0u;
+{% endif %}
+  var turn = vec2f({{ rope_scale }}, 0.0);
+  var rest = position;
+  for (var bit = table; rest != 0u; bit++) {
+    if ((rest & 1u) != 0u) { turn = times(turn, turns[bit * ROTATED + index]); }
+    rest >>= 1u;
   }
   return times(pair, turn);
 }

@@ -1,0 +1,110 @@
+"""Tiny models of every architecture in Chromium against transformers: 64 greedy ids, and logits of some steps.
+
+By rows, as CPU adapters decode, and one row at a time, as GPUs do (kernels/fused.py); a CPU gets workgroups that it can
+stand.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import Lab, encode
+from tests.tiny_architectures import STEPS, TINY_MODELS, reference_file
+
+pytestmark = pytest.mark.browser
+
+PATHS = {"rows": {22, 23}, "one row": {15}}  # launches of a decode step: argmax has one or two
+TUNING = """
+from dataclasses import replace
+from stepwell.kernels.tuning import tuning_for
+from stepwell.models import llama
+from stepwell.weights import loader
+
+def decode_by(path):
+    def tuning(info):
+        own = replace(tuning_for(info), fused=path == "one row")
+        if not own.fused or not info.is_software:
+            return own
+        return replace(
+            own, subgroup=4, split_outputs=4, decode_threads=8, decode_chunk=32, workgroups=32, argmax_parts=4
+        )
+    llama.tuning_for = loader.tuning_for = tuning
+
+def restore():
+    llama.tuning_for = loader.tuning_for = tuning_for
+"""
+SOURCE = """
+from base64 import b64decode
+from stepwell import BufferPool, open_device
+from stepwell.decode.session import DecodeSession, Generation
+from stepwell.launch.launcher import Launcher
+from stepwell.models import ARCHITECTURES
+from stepwell.models.config import read_architecture
+from stepwell.weights.gguf import read_gguf
+from stepwell.weights.source import BytesSource
+
+async def main(args):
+    decode_by(args["path"])
+    device = await open_device()
+    try:
+        pool = BufferPool(device)
+        launcher = Launcher(device, pool)
+        source = BytesSource(b64decode(args["data"]), "tiny.gguf")
+        file = await read_gguf(source)
+        model = await ARCHITECTURES[read_architecture(file)].load(file, source, launcher)
+
+        async def generate(kv, **options):
+            context = len(args["prompt"]) + args["steps"]
+            session = DecodeSession(model, launcher, kv=kv, context=context)
+            generation = Generation(max_tokens=args["steps"], **options)
+            events = [event async for event in session.generate(args["prompt"], generation)]
+            session.close()
+            return events
+
+        by_host = await generate("static", top_logits=args["best"])
+        by_gpu = await generate(args["kv"])
+        return {
+            "logits": [event.top_logits for event in by_host],
+            "ids": [[event.id for event in events] for events in (by_host, by_gpu)],
+            "launches": min(event.counters.launches for event in by_gpu[1:]),
+            "replayed": sum(event.counters.replayed for event in by_gpu),
+        }
+    finally:
+        device.close()
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def restored(lab: Lab) -> Iterator[None]:
+    yield
+    lab.run(TUNING + "async def main(args):\n    restore()")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_ids_and_logits_are_those_of_transformers(lab: Lab, tmp_path: Path, name: str, path: str) -> None:
+    """Tolerance 1e-3: f32 sums of at most 192 products on both sides, logits of tens of units (1.4e-4 reached).
+
+    The ids are chosen by the host, and by the GPU in steps that are replayed.
+    """
+    file = tmp_path / "tiny.gguf"
+    TINY_MODELS[name].make(file)
+    stored: dict[str, Any] = json.loads(reference_file(name).read_text())
+    data = file.read_bytes()
+    assert hashlib.sha256(data).hexdigest() == stored["sha256"], "not the model that the file is about"
+    arguments = {"data": encode(data), "prompt": stored["prompt_ids"], "steps": STEPS, "best": 8}
+    kv = "grow" if path == "rows" else "static"
+    found = lab.run(TUNING + SOURCE, path=path, kv=kv, **arguments)
+    assert found["ids"] == [stored["ids"]] * 2
+    assert found["launches"] in PATHS[path]
+    assert found["replayed"] > STEPS // 2
+    worst = 0.0
+    for step, best in stored["top_logits"].items():
+        logits = dict(map(tuple, found["logits"][int(step)]))
+        worst = max(worst, *(abs(logits[index] - logit) for index, logit in best))
+    print(f"{name}, {path}: largest logit difference {worst:.1e}")
+    assert worst <= 1e-3
