@@ -31,7 +31,7 @@ from harness.cli_page import (
     console,
 )
 from harness.errors import HarnessError, RunError, SetupError
-from harness.scenario import Kv, Scenario, read_options, read_prompt
+from harness.scenario import Kv, Scenario, kv_workload, read_ids, read_options, read_prompt
 from harness.server import SiteServer
 from harness.setup import ensure_browser
 
@@ -95,6 +95,10 @@ def run(
     model: ModelOption = "smollm2",
     prompt: Annotated[str | None, typer.Option(help="The prompt.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="A UTF-8 file with the prompt, taken as it is.")] = None,
+    prompt_ids: Annotated[str | None, typer.Option(help="The prompt as token ids, taken as they are: 1,2,3.")] = None,
+    prompt_length: Annotated[
+        int | None, typer.Option(min=1, help="A prompt of so many pseudo-random ids, by the seed: to time long ones.")
+    ] = None,
     raw: RawOption = False,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
     policy: PolicyOption = "adaptive",
@@ -147,8 +151,9 @@ def run(
     """
     if ban_eos and ignore_eos:
         raise SetupError("--ban-eos and --ignore-eos exclude each other.")
+    workload = workload or kv_workload(model)
     scenario = Scenario(
-        prompt=(prompt or "") if workload else read_prompt(prompt, prompt_file),
+        prompt=(prompt or "") if workload else read_prompt(prompt, prompt_file, prompt_ids, prompt_length),
         model=model,
         raw=raw,
         tokens=tokens,
@@ -162,6 +167,8 @@ def run(
         seed=seed,
         stop=tuple(stop or ()),
         top_logits=top_logits,
+        prompt_ids=read_ids(prompt_ids),
+        prompt_length=prompt_length,
         workload=workload,
         start=start,
         policy_options=read_options(policy_option or []),

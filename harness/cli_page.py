@@ -41,7 +41,9 @@ FromOption = Annotated[
 BudgetOption = Annotated[int | None, typer.Option(min=1, help="MiB that the pool may reserve; else no limit.")]
 HardOption = Annotated[bool, typer.Option("--hard", help="Fail rather than exceed the budget.")]
 WithModel = Annotated[bool, typer.Option("--model/--no-model", help="Bundle the demo model (93 MB, fetched once).")]
-ModelOption = Annotated[str, typer.Option(help="A bundled model's id, or the path of a .gguf file.")]
+ModelOption = Annotated[
+    str, typer.Option(help="A bundled model's id, the path of a .gguf file, or synthetic:NAME[:FORMAT].")
+]
 RawOption = Annotated[bool, typer.Option("--raw", help="Take the prompt without the chat template.")]
 PolicyOption = Annotated[str, typer.Option(help="The cache policy; an unknown name lists them.")]
 
@@ -67,7 +69,7 @@ def open_page(
     *wanted: Scenario,
 ) -> Iterator[tuple[PageRunner, Status]]:
     """The page of ``built``, else of the up-to-date dist/, in a browser; and the spinner that says what it is doing."""
-    bundled = [scenario for scenario in wanted if scenario.file is None and scenario.workload is None]
+    bundled = [scenario for scenario in wanted if scenario.is_bundled]
     with_model = bool(bundled)
     site = load_site(built) if built else build_with_progress(with_model=with_model)
     for scenario in bundled:

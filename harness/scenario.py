@@ -4,8 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.errors import SetupError
+
+if TYPE_CHECKING:
+    from stepwell.models.synthetic import Synthetic
 
 
 class Kv(StrEnum):
@@ -17,8 +21,10 @@ class Kv(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run.  ``model`` is a bundled model's id or a path; None leaves a number to the page's default.
+    """One run.  ``model`` is a bundled model's id, a path, or ``synthetic:SHAPE[:FORMAT]``; None leaves a number to
+    the page's default.
 
+    The prompt is ``prompt``, or ``prompt_ids`` as they are, or ``prompt_length`` pseudo-random ids.
     ``workload`` takes the place of the model and its prompt: it fills ``start`` positions, then grows by one per token.
     ``policy_options`` and ``launch`` are texts, as typed into the page's form; ``budget_mib`` is the pool's.
     """
@@ -37,6 +43,8 @@ class Scenario:
     seed: int = 0
     stop: tuple[str, ...] = ()
     top_logits: int = 0
+    prompt_ids: tuple[int, ...] = ()
+    prompt_length: int | None = None
     workload: str | None = None
     start: int | None = None
     policy_options: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +61,7 @@ class Scenario:
             known = workloads()
             if self.workload not in known:
                 raise SetupError(f"there is no workload {self.workload!r}. Choose one of: {', '.join(known)}.")
-            if self.prompt:
+            if self.prompt or self.prompt_ids or self.prompt_length:
                 raise SetupError(f"{self.workload} has no model and takes no prompt.")
             if self.digest:
                 raise SetupError(f"--digest is of a model's logits; {self.workload} has none: its ids are checksums.")
@@ -64,6 +72,8 @@ class Scenario:
             raise SetupError(
                 f"{self.model}: no such file. Give the id of a bundled model (smollm2) or a path to a .gguf."
             )
+        if self.is_synthetic:
+            _synthetic(self.model)
         if any(text == "" for text in self.stop):
             raise SetupError("a stop string is empty: every answer would end before it began.")
 
@@ -76,8 +86,20 @@ class Scenario:
         return Path(self.model).expanduser().resolve() if is_path else None
 
     @property
+    def is_synthetic(self) -> bool:
+        """Whether ``model`` names random weights, which the page makes."""
+        return self.workload is None and self.model.startswith("synthetic:")
+
+    @property
+    def is_bundled(self) -> bool:
+        """Whether the model is to be found in the site."""
+        return self.workload is None and self.file is None and not self.is_synthetic
+
+    @property
     def radios(self) -> dict[str, str]:
         model = self.workload or ("file" if self.file else self.model)
+        if self.is_synthetic:
+            model = _synthetic(model).choice
         return {"model": model, "kv": self.kv, "policy": self.policy}
 
     @property
@@ -101,7 +123,11 @@ class Scenario:
                 "top_logits": self.top_logits,
                 "stop": "|".join(map(escape_stop, self.stop)),
                 "prompt": self.prompt,
+                "prompt_ids": ",".join(map(str, self.prompt_ids)),
             }
+            optional["prompt_length"] = self.prompt_length
+            if self.is_synthetic:
+                values["format"] = _synthetic(self.model).kind
         values |= {name: "" if value is None else value for name, value in optional.items()}
         return {name: str(value) for name, value in values.items()}
 
@@ -128,6 +154,23 @@ def workloads() -> tuple[str, ...]:
     return tuple(WORKLOADS)
 
 
+def kv_workload(model: str) -> str | None:
+    """The workload that is all there is of a model, by the model's name; None: a model."""
+    from stepwell.models.synthetic import KV_ONLY
+
+    return KV_ONLY.get(model)
+
+
+def _synthetic(name: str) -> "Synthetic":
+    from stepwell.errors import BadRequest
+    from stepwell.models.synthetic import Synthetic
+
+    try:
+        return Synthetic.named(name)
+    except BadRequest as error:
+        raise SetupError(str(error)) from error
+
+
 def _check_options(policy: str, options: Mapping[str, str], launch: Mapping[str, str]) -> None:
     from stepwell.errors import BadRequest
     from stepwell.launch.options import LaunchOptions
@@ -151,13 +194,28 @@ def read_options(texts: Sequence[str], option: str = "--policy-option") -> dict[
     return options
 
 
-def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The one prompt of ``--prompt`` and ``--prompt-file``."""
-    if (prompt is None) == (file is None):
-        raise SetupError("give the prompt either as --prompt TEXT or as --prompt-file FILE.")
+def read_prompt(prompt: str | None, file: Path | None, *in_ids: object) -> str:
+    """The one prompt of ``--prompt`` and ``--prompt-file``; empty if it is one of ``in_ids`` instead.
+
+    ``in_ids`` are the values of ``--prompt-ids`` and ``--prompt-length``, None where not given.
+    """
+    if sum(given is not None for given in (prompt, file, *in_ids)) != 1:
+        raise SetupError(
+            "give the prompt either as --prompt TEXT or as --prompt-file FILE, --prompt-ids 1,2,3 or --prompt-length N."
+        )
     if file is None:
         return prompt or ""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"{file}: {error}") from error
+
+
+def read_ids(text: str | None) -> tuple[int, ...]:
+    """The ids of ``--prompt-ids``; none if it is not given."""
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise SetupError(f"--prompt-ids {text!r}: write ids separated by commas, such as 1,2,3.")
+    return tuple(map(int, parts))

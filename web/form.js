@@ -2,9 +2,11 @@
 
 /** Numbers that only a model needs. */
 const MODEL_NUMBERS = ["context", "temperature", "top_k", "top_p", "seed", "top_logits"];
-const NUMBERS = ["tokens", "start", "budget", ...MODEL_NUMBERS];
-const TEXTS = ["prompt", "stop"];
+const NUMBERS = ["tokens", "start", "budget", "prompt_length", ...MODEL_NUMBERS];
+const TEXTS = ["prompt", "prompt_ids", "stop"];
 const CHOICES = ["model", "kv", "policy", "eos"];
+/** Formats of synthetic weights; listed once Python has told which there are, the default first. */
+const FORMAT = "format";
 const SWITCHES = ["raw", "hard", "digest", "gpu_time", "trace"];
 /** Radios that exist, all of them, only once Python has told what there is. */
 const LATE_CHOICES = ["model", "kv", "policy"];
@@ -26,7 +28,7 @@ export function readRequest(form) {
   const workload = chosenWorkload(form);
   if (workload) return { workload, start: number(fields.start), ...shared };
   return {
-    prompt: fields.prompt.value,
+    ...readPrompt(fields),
     raw: fields.raw.checked,
     ...shared,
     ...Object.fromEntries(MODEL_NUMBERS.map((name) => [name, number(fields[name])])),
@@ -37,9 +39,30 @@ export function readRequest(form) {
   };
 }
 
+/** The text, unless there are ids or a number of ids in its place. */
+function readPrompt({ prompt, prompt_ids: ids, prompt_length: length }) {
+  if (!hasIds({ prompt_ids: ids, prompt_length: length })) return { prompt: prompt.value };
+  return {
+    ...(ids.value === "" ? {} : { prompt_ids: ids.value.split(",").map(Number) }),
+    ...(length.value === "" ? {} : { prompt_length: number(length) }),
+  };
+}
+
+/** Whether the prompt is given in ids, so that it needs no text. */
+export function hasIds({ prompt_ids: ids, prompt_length: length }) {
+  return ids.value !== "" || length.value !== "";
+}
+
 /** The workload that is chosen in place of a model, or null. */
 export function chosenWorkload(form) {
   return form.querySelector("[name=model]:checked")?.dataset.workload ?? null;
+}
+
+/** The name of the synthetic model that is chosen, or null: that of its shape, and of a format that is not the default. */
+function chosenSynthetic(form) {
+  const shape = form.querySelector("[name=model]:checked")?.dataset.synthetic;
+  const { value, selectedIndex } = form.elements[FORMAT];
+  return shape ? shape + (selectedIndex > 0 ? `:${value}` : "") : null;
 }
 
 /** What the request says about the pool beside its policy; what has its default is left out. */
@@ -110,6 +133,7 @@ export function readModel(form, manifest) {
     const [file] = fields.file.files;
     return file ? { kind: "file", file, name: file.name } : null;
   }
+  if (chosenSynthetic(form)) return { kind: "synthetic", name: chosenSynthetic(form) };
   const { file, name, sha256 } = manifest.models.find(({ id }) => id === fields.model.value);
   return { kind: "url", url: new URL(file, document.baseURI).href, name, sha256 };
 }
@@ -122,7 +146,7 @@ export function applyQuery(form, query) {
 /** The same for what arrives with the environment: the choices, then the options of the chosen policy and of launches. */
 export function applyLateQuery(form, query) {
   const options = [...query.keys()].filter((name) => name.startsWith(OPTION_PREFIX) || name.startsWith(LAUNCH_PREFIX));
-  return [...fill(form, query, LATE_CHOICES), ...fill(form, query, options)];
+  return [...fill(form, query, [...LATE_CHOICES, FORMAT]), ...fill(form, query, options)];
 }
 
 /** The query string that reproduces the form; what has its initial value is left out, but for the choices. */
@@ -132,6 +156,7 @@ export function queryOf(form) {
   for (const name of [...NUMBERS, ...TEXTS]) {
     if (fields[name].value !== fields[name].defaultValue) query.set(name, fields[name].value);
   }
+  if (chosenSynthetic(form) && fields[FORMAT].selectedIndex > 0) query.set(FORMAT, fields[FORMAT].value);
   for (const name of SWITCHES) if (fields[name].checked) query.set(name, "1");
   for (const { name, value } of controls(form, OPTION_PREFIX)) if (value !== "") query.set(name, value);
   for (const { name, type, checked, value } of controls(form, LAUNCH_PREFIX).filter(isChanged))

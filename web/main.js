@@ -221,7 +221,7 @@ function cancel() {
 }
 
 function sameModel(a, b) {
-  return b !== null && a.url === b.url && a.file === b.file;
+  return b !== null && a.url === b.url && a.file === b.file && a.name === b.name;
 }
 
 function state() {

@@ -81,7 +81,8 @@ async function loadStepwell(py) {
 function load({ model }) {
   const { file, ...description } = model;
   const text = JSON.stringify(description);
-  return model.kind === "file" ? frontend.load_file(text, file) : frontend.load_url(text);
+  if (model.kind === "file") return frontend.load_file(text, file);
+  return model.kind === "synthetic" ? frontend.load_synthetic(text) : frontend.load_url(text);
 }
 
 /** Called from Python with the JSON text of a message. */

@@ -16,7 +16,7 @@ from stepwell.decode.kv_pattern import FIRST_POSITIONS, KVPattern
 from stepwell.decode.session import DecodeSession, Generation
 from stepwell.decode.timing import TokenEvent
 from stepwell.engines import Engines
-from stepwell.errors import BadRequest, StepwellError, Unsupported
+from stepwell.errors import BadRequest, StepwellError
 from stepwell.gpu import open_device
 from stepwell.gpu.device import ByteSource, Device
 from stepwell.launch.launcher import Launcher
@@ -28,19 +28,18 @@ from stepwell.listings import (
     describe_environment,
     describe_launch_options,
     describe_policies,
+    describe_synthetic,
     describe_workloads,
 )
-from stepwell.loaded_model import LoadedModel, check_vocabulary
+from stepwell.loaded_model import LoadedModel, TextOfIds, load_model, make_model
 from stepwell.memory.policies import make_policy
 from stepwell.memory.pool import BufferPool
-from stepwell.models import ARCHITECTURES
+from stepwell.models.synthetic import Synthetic
 from stepwell.outbox import Outbox
 from stepwell.record import RunRecord
 from stepwell.request import Request
 from stepwell.text.backends import js_backend
-from stepwell.text.detokenizer import Detokenizer, StopMatcher
-from stepwell.text.tokenizer import Tokenizer
-from stepwell.weights.gguf import read_gguf
+from stepwell.text.detokenizer import StopMatcher
 
 _FRAME_MS = 16  # between two messages about the pool's classes
 
@@ -112,6 +111,7 @@ class Frontend:
                 policies=describe_policies(),
                 kv_modes=[{"name": name, "summary": summary} for name, (_, summary) in KV_MODES.items()],
                 workloads=describe_workloads(),
+                synthetic=describe_synthetic(),
                 launch_options=describe_launch_options(),
                 ablation=describe_ablation(),
                 boot_ms=self._host.get("boot_ms"),
@@ -139,6 +139,16 @@ class Frontend:
         """The same from any byte source."""
         async with self._reporting():
             await self._load(json.loads(model), source)
+
+    async def load_synthetic(self, model: str) -> None:
+        """Make the model of a ``load`` message of kind ``synthetic``; one that cannot be leaves the present one."""
+        async with self._reporting():
+            device = self._opened().device
+            self._check_idle()
+            self._outbox.enter("weights", "Making random weights")
+            found = Synthetic.named(json.loads(model)["name"])
+            found.check(device.info.limits)
+            self._loaded(await make_model(found, self._make_room(), self._outbox))
 
     async def run(self, request: str) -> None:
         """Answer a ``run`` message: tokens as they come, then the record."""
@@ -169,32 +179,24 @@ class Frontend:
             self._model.llama.close()
             self._model = None
 
-    async def _load(self, described: Mapping[str, Any], source: ByteSource) -> None:
-        engines = self._opened()
+    def _make_room(self) -> Launcher:
+        """Give up the present model; what the next one is loaded with."""
+        self._unload()
+        return self._opened().get(LaunchOptions())
+
+    def _check_idle(self) -> None:
         if self._running is not None:
             raise BadRequest("a run is under way: stop it before loading another model.")
+
+    async def _load(self, described: Mapping[str, Any], source: ByteSource) -> None:
+        self._opened()
+        self._check_idle()
         self._outbox.enter("weights", f"Reading {described['name']}")
-        self._unload()
-        file = await read_gguf(source)
-        architecture = file.metadata.get("general.architecture")
-        if architecture not in ARCHITECTURES:
-            raise Unsupported(f"architecture {architecture!r} is not supported; there are {', '.join(ARCHITECTURES)}.")
-        tokenizer = Tokenizer(file.metadata, self._make_encoder)
-        self._outbox.enter("weights", f"Loading {described['name']}")
-        check_vocabulary(tokenizer, file)
-        llama = await ARCHITECTURES[architecture].load(
-            file, source, engines.get(LaunchOptions()), self._outbox.progress("bytes")
-        )
-        template = file.metadata.get("tokenizer.chat_template")
-        self._model = LoadedModel(
-            described["name"],
-            described.get("sha256"),
-            file,
-            llama,
-            tokenizer,
-            template if isinstance(template, str) else None,
-        )
-        self._outbox.emit("model", model=self._model.describe())
+        self._loaded(await load_model(described, source, self._make_room(), self._make_encoder, self._outbox))
+
+    def _loaded(self, model: LoadedModel) -> None:
+        self._model = model
+        self._outbox.emit("model", model=model.describe())
         self._outbox.enter("ready", "Ready")
 
     async def _run(self, request: Request) -> None:
@@ -225,7 +227,7 @@ class Frontend:
             gpu_time=request.gpu_time,
         )
         stops = StopMatcher(request.stop)
-        prompt_ids = model.tokenizer.encode(model.prompt(request.prompt, raw=request.raw))
+        prompt_ids = model.prompt_ids(request)
         limit = model.llama.config.context_length
         context = request.context or min(limit, len(prompt_ids) + request.tokens)
         _start_afresh(launcher.pool, request)
@@ -240,7 +242,9 @@ class Frontend:
             self._outbox.enter("kernels", "Compiling kernels")
             await session.prepare(generation, len(prompt_ids), self._outbox.progress("kernels"))
             await launcher.device.take_profile()  # of what was issued until now
-            await self._answer(session, record, generation, stops, model.tokenizer)
+            # when end-of-generation tokens are fed back like any other, the text shows them
+            detokenizer = model.detokenizer(skip_special=not generation.ignore_eos)
+            await self._answer(session, record, generation, stops, detokenizer)
             await self._sum_up(launcher, record, spans)
         return record
 
@@ -290,10 +294,8 @@ class Frontend:
         record: RunRecord,
         generation: Generation,
         stops: StopMatcher,
-        tokenizer: Tokenizer,
+        detokenizer: TextOfIds,
     ) -> None:
-        # when end-of-generation tokens are fed back like any other, the text shows them
-        detokenizer = Detokenizer(tokenizer, skip_special=not generation.ignore_eos)
         self._outbox.enter("prefill", f"Reading {len(record.prompt_ids):,} prompt tokens")
         reason = None
         async with aclosing(session.generate(record.prompt_ids, generation, self._outbox.progress("tokens"))) as events:

@@ -7,10 +7,12 @@ from typing import Any
 from stepwell import __version__
 from stepwell.decode.kv_pattern import POSITION_BYTES, WORKLOADS
 from stepwell.gpu.device import DeviceInfo
+from stepwell.kernels.layouts import LAYOUT_OF_FORMAT
 from stepwell.launch.options import ABLATION, OPTIONS
 from stepwell.memory.policies import POLICIES
 from stepwell.memory.policies.options import Option, OptionKind
 from stepwell.memory.pool import CHOSEN_ROLES, BufferPool
+from stepwell.models.synthetic import DEFAULT_FORMAT, SHAPES, Synthetic
 
 _CHOSEN = {role.value for role in CHOSEN_ROLES}
 
@@ -26,6 +28,19 @@ def describe_workloads() -> list[dict[str, Any]]:
     return [
         {"name": name, "summary": found.summary, "tensors": found.tensors, "position_bytes": POSITION_BYTES}
         for name, found in WORKLOADS.items()
+    ]
+
+
+def describe_synthetic() -> list[dict[str, Any]]:
+    """``sizes``: bytes on the GPU by tensor format, the default first."""
+    formats = sorted(LAYOUT_OF_FORMAT, key=lambda kind: kind != DEFAULT_FORMAT)
+    return [
+        {
+            "name": Synthetic(shape).choice,
+            "title": found.title,
+            "sizes": {kind: Synthetic(shape, kind).plan.nbytes for kind in formats},
+        }
+        for shape, found in SHAPES.items()
     ]
 
 

@@ -1,6 +1,7 @@
 """The request of a ``run`` message: what to run, with the defaults of docs/architecture.md, checked on arrival."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,6 +14,8 @@ from stepwell.launch.options import LaunchOptions
 class Request:
     """``workload`` (a row of WORKLOADS) needs no model and no prompt: it uses ``start``, ``tokens``, ``kv``, the
     policy, ``launch``, ``gpu_time`` and ``trace``; everything else is for a model.
+
+    The prompt is a text, or ``prompt_ids`` as they are, or ``prompt_length`` pseudo-random ids, by ``seed``.
 
     ``policy_options`` are checked by the policy's own table.  ``launch`` holds fields of LaunchOptions.
     """
@@ -31,6 +34,8 @@ class Request:
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     top_logits: int = 0
+    prompt_ids: tuple[int, ...] | None = None
+    prompt_length: int | None = None
     workload: str | None = None
     start: int | None = None
     policy_options: dict[str, Any] = field(default_factory=dict)
@@ -50,15 +55,24 @@ class Request:
             if name not in types:
                 raise BadRequest(f"the request has a field {name!r}; there are {', '.join(types)}.")
             given[name] = _typed(name, value, types[name])
-        if "prompt" not in given and "workload" not in given:
-            raise BadRequest("the request has no prompt: write something.")
         request = cls(**given)
+        request._check_prompt(given)
         if request.budget_mib is not None and request.budget_mib < 1:
             raise BadRequest(f"budget_mib is {request.budget_mib}; it must be 1 MiB or more, or left out.")
         if request.digest and request.workload is not None:
             raise BadRequest(f"digest is of a model's logits; {request.workload} has none: leave it out.")
         _ = request.launch_options
         return request
+
+    def _check_prompt(self, given: Iterable[str]) -> None:
+        """A model gets one prompt; counted in ids it is not empty."""
+        in_ids = [name for name in ("prompt_ids", "prompt_length") if name in given]
+        if self.workload is None and "prompt" not in given and not in_ids:
+            raise BadRequest("the request has no prompt: write something.")
+        if len(prompts := ["prompt"] * bool(self.prompt) + in_ids) > 1:
+            raise BadRequest(f"the request has {' and '.join(prompts)}: give one of them.")
+        if self.prompt_ids == () or (self.prompt_length is not None and self.prompt_length < 1):
+            raise BadRequest(f"{in_ids[0]} asks for no token: give at least 1.")
 
     @property
     def sampling(self) -> Sampling:
@@ -84,6 +98,10 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise BadRequest(f"{name} is {value!r}; it must be a list of texts.")
+    if kind == tuple[int, ...] | None:
+        if isinstance(value, list) and all(type(item) is int for item in value):
+            return tuple(value)
+        raise BadRequest(f"{name} is {value!r}; it must be a list of integers.")
     expected = {int | None: int, str | None: str, dict[str, Any]: dict}.get(kind, kind)
     if type(value) is not expected:
         raise BadRequest(f"{name} is {value!r}; it must be of type {expected.__name__}.")

@@ -64,6 +64,7 @@ const handlers = {
         { name: "static", summary: "allocated once" },
       ],
       workloads: [{ name: "kv64", summary: "64 growing tensors", tensors: 64, position_bytes: 2048 }],
+      ...(OLDER ? {} : { synthetic: [{ name: "synthetic:m", title: "M", sizes: { Q4_0: 5 << 20, F16: 16 << 20 } }] }),
     });
     post("phase", { phase: "ready", text: "Ready" });
   },

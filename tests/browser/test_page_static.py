@@ -40,6 +40,7 @@ def test_form_has_the_controls_of_the_document(open_page: Opened) -> None:
         "() => Object.fromEntries([...document.forms[0].elements].filter(e => e.name).map(e => [e.name, e.type]))"
     )
     numbers = ("tokens", "context", "temperature", "top_k", "top_p", "seed", "top_logits", "start", "budget")
+    numbers += ("prompt_length",)
     numbers += ("option-window", "option-growth")  # of the chosen policy
     numbers += tuple(f"launch-{name}" for name in ("submit_every", "submit_every_ms", "readback_depth", "bind_groups"))
     switches = ("raw", "hard", "digest", "gpu_time", "trace")
@@ -47,13 +48,14 @@ def test_form_has_the_controls_of_the_document(open_page: Opened) -> None:
     assert kinds == {
         **dict.fromkeys(("model", "kv", "policy"), "radio"), **dict.fromkeys(numbers, "number"),
         **dict.fromkeys(switches, "checkbox"), "option-stagger": "select-one", "launch-params": "select-one",
-        "eos": "select-one", "stop": "text", "prompt": "textarea", "file": "file",
+        "eos": "select-one", "format": "select-one", "stop": "text", "prompt_ids": "text", "prompt": "textarea",
+        "file": "file",
     }  # fmt: skip
     expect(page.locator("button#run")).to_be_enabled()
     expect(page.locator("button#cancel")).to_be_disabled()
     assert page.locator("input[type=file]#file").count() == 1
     radios = "name => [...document.querySelectorAll(`[name=${name}]`)].map(radio => radio.value)"
-    assert page.evaluate(radios, "model") == ["smollm2", "kv64", "file"]
+    assert page.evaluate(radios, "model") == ["smollm2", "kv64", "file", "synthetic:m"]
     assert page.evaluate(radios, "policy") == ["bucket", "adaptive"]
     assert page.evaluate(radios, "kv") == ["grow", "static"]
 
@@ -71,6 +73,34 @@ def test_start_is_quiet_and_asks_for_nothing_large_or_foreign(open_page: Opened,
         expect(page.locator(f"#{panel}")).to_be_hidden()
     assert page.evaluate("[stepwell.model, stepwell.record, stepwell.trace, stepwell.error]") == [None] * 4
     assert page.evaluate("stepwell.environment.browser") == "Stub 1.0"
+
+
+def test_a_synthetic_model_is_offered_and_asked_for_by_name(open_page: Opened) -> None:
+    page = open_page("?prompt_ids=1,2&model=synthetic:m&format=F16")
+    state(page, "ready")
+    expect(page.locator(".notice")).to_have_count(0)
+    group = page.get_by_role("group", name="Synthetic (no download)")
+    expect(group.locator(".aside")).to_have_text("16\xa0MiB")
+    page.select_option("[name=format]", "Q4_0")
+    expect(group.locator(".aside")).to_have_text("5\xa0MiB")
+    run(page, tokens="2", prompt="")  # which the ids stand for
+    page.select_option("[name=format]", "F16")
+    run(page, prompt_ids="", prompt_length="9")
+    run(page, prompt_length="", prompt="Hello")
+    assert [message["model"] for message in sent(page, "load")] == [
+        {"kind": "synthetic", "name": "synthetic:m"}, {"kind": "synthetic", "name": "synthetic:m:F16"},
+    ]  # fmt: skip
+    asked = [message["request"] for message in sent(page, "run")]
+    prompts = [{name: value for name, value in request.items() if "prompt" in name} for request in asked]
+    assert prompts == [{"prompt_ids": [1, 2]}, {"prompt_length": 9}, {"prompt": "Hello"}]
+    assert "model=synthetic%3Am" in page.url and "format=F16" in page.url and "prompt_ids" not in page.url
+    page.fill("[name=prompt]", "")
+    page.click("#run")
+    assert len(sent(page, "run")) == 3  # a text is needed again
+    page.fill("[name=prompt_ids]", "1,x")
+    page.click("#run")
+    assert len(sent(page, "run")) == 3
+    assert open_page.problems == []
 
 
 def test_page_forbids_eval_and_foreign_requests(open_page: Opened) -> None:

@@ -126,3 +126,76 @@ def test_weights_are_centred_and_as_large_as_asked(kernels: KernelLab, noise: No
 def test_another_seed_gives_other_weights(kernels: KernelLab) -> None:
     first, second = (kernels.run(noise_case, NOISES, Noise("u4", seed))[1]["x"] for seed in (7, 8))
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 5 / first.size**0.5
+
+
+# ---- a model of it ------------------------------------------------------------------------------------------------
+
+DECODE = """
+from stepwell import BufferPool, open_device
+from stepwell.decode.session import DecodeSession, Generation
+from stepwell.launch.launcher import Launcher
+from stepwell.models.config import LlamaConfig
+from stepwell.models.llama import Llama
+
+async def main(args):
+    device = await open_device()
+    try:
+        pool = BufferPool(device)
+        launcher = Launcher(device, pool)
+        reports = []
+        model = await Llama.synthetic(
+            LlamaConfig(**args["config"]), args["kind"], launcher, lambda done, total: reports.append([done, total]))
+        session = DecodeSession(model, launcher, kv="static", context=64)
+        generation = Generation(max_tokens=args["steps"], top_logits=args["config"]["vocab_size"])
+        steps = []
+        async for event in session.generate(args["prompt"], generation):
+            steps.append([event.id, [logit for _, logit in sorted(event.top_logits)]])
+        session.close()
+        model.close()
+        launcher.close()
+        pool.close()
+        return {"steps": steps, "reports": reports, "left": device.table_sizes()["buffers"]}
+    finally:
+        device.close()
+"""
+CONFIG: dict[str, Any] = {
+    "hidden_size": 256,
+    "n_layers": 3,
+    "n_heads": 8,
+    "n_kv_heads": 2,
+    "head_dim": 32,
+    "ffn_size": 512,
+    "vocab_size": 997,
+    "context_length": 256,
+    "rope_theta": 10_000.0,
+    "rope_dim": 32,
+    "rms_eps": 1e-5,
+    "tied_embeddings": True,
+}
+
+
+STEPS = 12
+
+
+def decode(lab: Lab, kind: str) -> dict[str, Any]:
+    result: dict[str, Any] = lab.run(DECODE, config=CONFIG, kind=kind, prompt=[5, 300, 17, 17, 42, 99, 3], steps=STEPS)
+    return result
+
+
+def test_a_synthetic_model_decodes_the_same_twice(lab: Lab) -> None:
+    first, second = decode(lab, "Q4_0"), decode(lab, "Q4_0")
+    assert first == second
+    assert first["left"] == 0
+    done, total = first["reports"][-1]
+    assert done == total > 0
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q6_K"])
+def test_a_synthetic_model_is_no_constant(lab: Lab, kind: str) -> None:
+    """The matrices have random weights, so one token does not follow on all; logits keep the size of products."""
+    steps = decode(lab, kind)["steps"]
+    logits = np.array([logits for _, logits in steps])
+    assert len({token_id for token_id, _ in steps}) > 2
+    assert logits.shape == (STEPS, CONFIG["vocab_size"])
+    assert ((logits.std(axis=1) > 0.8) & (logits.std(axis=1) < 1.2)).all()
+    assert np.abs(logits.mean(axis=1)).max() < 0.15  # by chance 0.03

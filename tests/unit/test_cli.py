@@ -32,7 +32,7 @@ def test_run_offers_what_it_must() -> None:
     scenario = (
         "model prompt prompt-file raw tokens policy kv ban-eos ignore-eos seed temperature top-k top-p context stop"
     )
-    scenario += " workload from policy-option budget hard launch digest gpu-time trace"
+    scenario += " prompt-ids prompt-length workload from policy-option budget hard launch digest gpu-time trace"
     harness = "top-logits profile flag browser headed timeout json site"
     for option in f"{scenario} {harness}".split():
         assert f"--{option}" in shown
@@ -68,6 +68,13 @@ REFUSED = {
     "launch option": (["--prompt", "x", "--launch", "speed=9"], "'speed'; there are shared_pass"),
     "launch option's form": (["--prompt", "x", "--launch", "replay"], "--launch 'replay': write it as name=value"),
     "launch option's value": (["--prompt", "x", "--launch", "params=fast"], "one of auto, uniform_pool"),
+    "two prompts in ids": (["--prompt-ids", "1", "--prompt-length", "2"], "--prompt-length"),
+    "ids that are none": (["--prompt-ids", "1,x"], "--prompt-ids '1,x': write ids separated by commas"),
+    "no ids": (["--prompt-ids", ""], "write ids"),
+    "a prompt of nothing": (["--prompt-length", "0"], "prompt-length"),
+    "ids of a workload": (["--workload", "kv64", "--prompt-ids", "1"], "takes no prompt"),
+    "synthetic model": (["--prompt", "x", "--model", "synthetic:gpt-5"], "there are smollm2-135m, llama-3.2-1b"),
+    "synthetic weights": (["--prompt", "x", "--model", "synthetic:smollm2-135m:Q9"], "there are F32, F16"),
     "digest of a workload": (["--workload", "kv64", "--digest"], "kv64 has none"),
 }
 
@@ -252,6 +259,37 @@ def test_run_takes_a_workload(monkeypatch: pytest.MonkeyPatch) -> None:
     assert page.scenarios == [
         Scenario(workload="kv64", start=99, kv=Kv.GROW, policy_options={"window": "4"}, budget_mib=9, hard_budget=True)
     ]
+
+
+def test_a_synthetic_model_reaches_the_form() -> None:
+    scenario = Scenario(model="synthetic:llama-3.2-1b:Q8_0", prompt_ids=(1, 2, 30))
+    assert scenario.radios["model"] == "synthetic:llama-3.2-1b"
+    fields = ("format", "prompt", "prompt_ids", "prompt_length")
+    assert [scenario.fields[name] for name in fields] == ["Q8_0", "", "1,2,30", ""]
+    assert (scenario.file, scenario.is_bundled, scenario.is_synthetic) == (None, False, True)
+    plain = Scenario(model="synthetic:llama-3.2-1b", prompt_length=2048)
+    assert [plain.fields[name] for name in fields] == ["Q4_0", "", "", "2048"]
+    assert "format" not in Scenario("p").fields
+    assert Scenario("p").is_bundled
+    assert not Scenario(workload="kv64").is_bundled
+
+
+def test_run_takes_prompts_in_ids_and_shapes_of_kv_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = FakePage(*(make_record([30, 10]) for _ in range(3)))
+    page.install(monkeypatch)
+    arguments = (
+        ["--prompt-ids", "1, 2,3"],
+        ["--prompt-length", "9", "--model", "synthetic:smollm2-135m"],
+        ["--model", "synthetic:qwen3.5-4b-kv", "--from", "7"],
+    )
+    for options in arguments:
+        done = runner.invoke(cli.app, ["run", *options])
+        assert done.exit_code == 0, done.output
+    ids, length, kv = page.scenarios
+    assert ids == Scenario(prompt_ids=(1, 2, 3))
+    assert length == Scenario(model="synthetic:smollm2-135m", prompt_length=9)
+    assert (kv.workload, kv.start) == ("kv16", 7)
+    assert kv.radios["model"] == "kv16"
 
 
 @pytest.mark.parametrize(("text", "escaped"), [("###", "###"), ("|", r"\|"), ("\t\\n", r"\t\\n")])

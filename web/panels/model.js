@@ -1,10 +1,10 @@
-import { element } from "../dom.js";
+import { element, field } from "../dom.js";
 import { bytes, number } from "../format.js";
 import { FROM_WORKER, ON_PAGE } from "../messages.js";
 
 /**
- * Which model: one that this build ships, or a local file, by button or dropped anywhere on the page; or a workload that
- * needs none.
+ * Which model: one that this build ships, or a local file, by button or dropped anywhere on the page; a published shape
+ * with random weights, made on the GPU; or a workload that needs none.
  */
 export const model = {
   id: "model",
@@ -31,6 +31,8 @@ export const model = {
         element("label", { className: "button", htmlFor: "file" }, "Choose a file …"),
       ),
     );
+    const synthetic = syntheticModels();
+    choices.append(synthetic.node);
     body.append(choices, loaded);
 
     const showFile = () => {
@@ -56,11 +58,12 @@ export const model = {
           element("p", { className: "note" }, "This build ships no model. Choose a .gguf file of your own."),
         );
     });
-    bus.on(FROM_WORKER.ENVIRONMENT, ({ workloads }) => {
+    bus.on(FROM_WORKER.ENVIRONMENT, ({ workloads, synthetic: listed = [] }) => {
       if (choices.querySelector("[data-workload]")) return; // a restarted worker
       const options = workloads.map(({ name, summary }) => option(name, `KV pattern ${name}`, summary, "0 MB"));
       options.forEach((node, i) => (node.querySelector("input").dataset.workload = workloads[i].name));
       local.before(...options);
+      synthetic.list(listed);
     });
     bus.on(FROM_WORKER.MODEL, (message) => {
       loaded.textContent = describe(message.model);
@@ -68,6 +71,33 @@ export const model = {
     });
   },
 };
+
+/** The group of the synthetic models, hidden until it is told which there are; one format for all of them. */
+function syntheticModels() {
+  const format = element("select", { name: "format" });
+  const title = element("p", { className: "note", id: "synthetic-title" }, "Synthetic (no download)");
+  const label = field("Weights", "the tensor format whose layout the random weights have in GPU memory", format);
+  const node = element("div", { className: "synthetic", role: "group", hidden: true }, title, label);
+  node.setAttribute("aria-labelledby", title.id);
+
+  const list = (models) => {
+    if (!models.length) return;
+    const formats = Object.keys(models[0].sizes);
+    format.replaceChildren(...formats.map((name) => element("option", { value: name }, name)));
+    const options = models.map(({ name, title }) => {
+      const made = option(name, title, "its shape with random weights, made on the GPU when you press Run", "");
+      made.querySelector("input").dataset.synthetic = name;
+      return made;
+    });
+    const showSizes = () =>
+      models.forEach(({ sizes }, i) => (options[i].querySelector(".aside").textContent = bytes(sizes[format.value])));
+    format.addEventListener("change", showSizes);
+    showSizes();
+    label.before(...options);
+    node.hidden = false;
+  };
+  return { node, list };
+}
 
 function describe({
   name,

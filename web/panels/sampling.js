@@ -1,4 +1,5 @@
 import { element, field } from "../dom.js";
+import { hasIds } from "../form.js";
 
 /** name, label, value, min, max, step, hint */
 const NUMBERS = [
@@ -66,6 +67,35 @@ export const sampling = {
             element("input", { type: "text", name: "stop", autocomplete: "off" }),
             "wide model-only",
           ),
+          field(
+            "Prompt as ids",
+            "token ids in place of the text, such as 1,2,3; taken as they are",
+            element("input", {
+              type: "text",
+              name: "prompt_ids",
+              autocomplete: "off",
+              inputMode: "numeric",
+              pattern: "\\s*\\d+(\\s*,\\s*\\d+)*\\s*",
+              oninput: askForText,
+              onchange: askForText,
+            }),
+            "model-only",
+          ),
+          field(
+            "Random ids",
+            "so many pseudo-random ids in place of the text, by the seed: to time long prompts",
+            element("input", {
+              type: "number",
+              name: "prompt_length",
+              min: 1,
+              step: 1,
+              inputMode: "decimal",
+              placeholder: "none",
+              oninput: askForText,
+              onchange: askForText,
+            }),
+            "model-only",
+          ),
           element(
             "label",
             { className: "check wide model-only" },
@@ -76,3 +106,9 @@ export const sampling = {
       );
   },
 };
+
+/** The text of the prompt is needed unless there are ids. */
+function askForText({ target }) {
+  const { elements } = target.form;
+  elements.prompt.required = !hasIds(elements);
+}

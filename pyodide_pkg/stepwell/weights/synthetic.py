@@ -2,9 +2,9 @@
 
 A matrix gets elements that are a hash of their place and of its number in the model (``kernels/wgsl/noise.wgsl``), so
 the same shape in the same layout has the same weights on every device.  Their standard deviation is 1/sqrt(columns), so
-that a product has the size of its input; the matrices that add to the residual stream have 1/sqrt(2 layers) of that, so
-that the stream ends about as large as one product (the scaling of GPT-2: Radford et al. 2019, section 2.3).  Norm
-weights are one.  Logits then have a standard deviation of about one.
+that a product has the size of its input, and norm weights are one.  The residual stream then begins as small as an
+embedding and ends at about the square root of the number of layers: what the layers add outweighs the last token, which
+a tied output matrix would otherwise repeat for ever.  Logits have a standard deviation of about one.
 """
 
 from array import array
@@ -22,7 +22,6 @@ from stepwell.memory.buffer import Buffer, Role
 from stepwell.weights.loader import Weights
 
 BATCH_BYTES = 128 << 20  # between two reports of progress
-_RESIDUAL = ("attn_output", "ffn_down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,6 @@ class Plan:
     """What is to be made, before anything is: the matrices (names, rows, columns) and vectors (name, values)."""
 
     layout: MatrixLayout
-    layers: int
     matrices: Sequence[tuple[tuple[str, ...], int, int]]
     vectors: Mapping[str, int]
 
@@ -48,15 +46,9 @@ class Plan:
     def nbytes(self) -> int:
         return sum(self.buffers.values())
 
-    def deviation(self, name: str, k: int) -> float:
-        """The standard deviation of a matrix's weights: see the module."""
-        residual = name.endswith(_RESIDUAL)
-        return float((k * (2 * self.layers if residual else 1)) ** -0.5)
-
 
 def plan_weights(
     kind: str,
-    layers: int,
     tensors: Mapping[str, tuple[int, ...]],
     matrices: Mapping[str, tuple[str, ...]],
     vectors: Mapping[str, str],
@@ -77,7 +69,7 @@ def plan_weights(
         if columns % BLOCK:
             raise Unsupported(f"{called[0]} has rows of {columns} weights; multiples of {BLOCK} are supported.")
         found.append((tuple(called), sum(tensors[part][1] for part in parts), columns))
-    return Plan(LAYOUT_OF_FORMAT[kind], layers, found, {name: tensors[tensor][0] for name, tensor in vectors.items()})
+    return Plan(LAYOUT_OF_FORMAT[kind], found, {name: tensors[tensor][0] for name, tensor in vectors.items()})
 
 
 async def make_weights(plan: Plan, launcher: Launcher, progress: Progress | None = None) -> Weights:
@@ -109,7 +101,7 @@ class _Maker:
         for number, (names, n, k) in enumerate(plan.matrices):
             matrix = self._matrix(names[0], n, k)
             rec = Recorder(position=number)  # the seed
-            self._ops.noise(rec, matrix, plan.deviation(names[0], k))
+            self._ops.noise(rec, matrix, k**-0.5)
             step = rec.finish()
             await self._launcher.prepare(step)
             self._launcher.submit(step)
