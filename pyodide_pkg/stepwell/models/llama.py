@@ -209,7 +209,7 @@ class Llama:
 
 def plan_of(config: LlamaConfig, kind: str) -> Plan:
     """What random weights of this shape are made of."""
-    return plan_weights(kind, config.n_layers, expected_tensors(config), matrices(config), vectors(config))
+    return plan_weights(kind, expected_tensors(config), matrices(config), vectors(config))
 
 
 def matrices(config: LlamaConfig) -> Mapping[str, tuple[str, ...]]:
