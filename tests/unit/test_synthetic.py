@@ -82,7 +82,12 @@ class Page:
 
 @pytest.mark.parametrize(
     ("shape", "parameters"),
-    [("smollm2-135m", 134_515_008), ("llama-3.2-1b", 1_235_814_400), ("llama-3.2-3b", 3_212_749_824)],
+    [
+        ("smollm2-135m", 134_515_008),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.2-3b", 3_212_749_824),
+        ("phi-4-mini", 3_836_021_760),
+    ],
 )
 def test_shapes_have_the_published_numbers_of_parameters(shape: str, parameters: int) -> None:
     """Those of the checkpoints' safetensors metadata."""

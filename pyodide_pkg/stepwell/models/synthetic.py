@@ -6,7 +6,9 @@ get the layout in which it lies in GPU memory (kernels/layouts.py).
 Shapes are those of the ``config.json`` on Hugging Face, as also found in:
     HuggingFaceTB/SmolLM2-135M         its GGUF file, which is our demo model
     meta-llama/Llama-3.2-1B and -3B    torchtune, models/llama3_2/_model_builders.py
-RoPE scaling factors are left out: they turn random vectors by other angles, and take no time.
+    microsoft/Phi-4-mini-instruct      transformers, models/phi3 (partial rotary factor 0.75)
+The factors that divide the frequencies of rotation are left out: they would turn random vectors by other angles.  So no
+sequence is read anew when it outgrows an original context.
 """
 
 from collections.abc import Mapping
@@ -19,6 +21,7 @@ from stepwell.launch.launcher import Launcher
 from stepwell.models import ARCHITECTURES
 from stepwell.models.config import LlamaConfig, expected_tensors
 from stepwell.models.llama import Llama, plan_of
+from stepwell.models.phi3 import Phi3Config, attention_factor
 from stepwell.weights.synthetic import Plan
 
 PREFIX = "synthetic:"
@@ -73,6 +76,26 @@ SHAPES: dict[str, Shape] = {
     ),
     "llama-3.2-1b": Shape("Llama-3.2-1B", "llama", _llama_3_2(16, 2048, 32, 64)),
     "llama-3.2-3b": Shape("Llama-3.2-3B", "llama", _llama_3_2(28, 3072, 24, 128)),
+    "phi-4-mini": Shape(
+        "Phi-4-mini",
+        "phi3",
+        Phi3Config(
+            hidden_size=3072,
+            n_layers=32,
+            n_heads=24,
+            n_kv_heads=8,
+            head_dim=128,
+            ffn_size=8192,
+            vocab_size=200_064,
+            context_length=131_072,
+            rope_theta=10_000.0,
+            rope_dim=96,
+            rms_eps=1e-5,
+            tied_embeddings=True,
+            rope_scale=attention_factor(131_072, 4096),
+            sliding_window=262_144,
+        ),
+    ),
 }
 
 KV_ONLY: Mapping[str, str] = {f"{PREFIX}qwen3.5-4b-kv": "kv16"}
