@@ -84,7 +84,7 @@ TINY_MODELS: Mapping[str, TinyModel] = {
         sliding_window=23,
     ),
     "phi-3, a window shorter than the prompt": _tiny(
-        write_tiny_phi3, 100, seed=1, vocab=323, formats="BF16", embed_format="F32", sliding_window=40
+        write_tiny_phi3, 120, seed=6, vocab=323, formats="BF16", embed_format="F32", sliding_window=40
     ),
     "phi-3.5, a prompt above the original context": _tiny(
         write_tiny_phi3, 80, seed=3, vocab=350, n_kv_heads=4, head_dim=32, rope_dim=32, formats="Q5_0",
