@@ -32,7 +32,7 @@ _INVALID = """() => [...document.querySelectorAll("#scenario :invalid")].filter(
 _CLEAR_OPTIONS = """() => {
   const initial = ({ options }) => Math.max(0, [...options].findIndex((option) => option.defaultSelected));
   const form = document.querySelector("#scenario");
-  for (const details of form.querySelectorAll("details")) details.open = true;
+  for (const details of form.querySelectorAll("details:has([name])")) details.open = true;
   for (const control of form.querySelectorAll('[name^="option-"], [name^="launch-"]')) {
     if (control.type === "checkbox") control.checked = control.defaultChecked;
     else if (control.options) control.selectedIndex = initial(control);

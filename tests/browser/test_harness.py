@@ -72,6 +72,22 @@ def test_a_workload_through_the_form(runner: PageRunner) -> None:
     assert again["token_ids"] == record["token_ids"]
 
 
+def test_a_synthetic_model_and_prompts_in_ids_through_the_form(runner: PageRunner) -> None:
+    said: list[str] = []
+    record = runner.run(Scenario(model="synthetic:smollm2-135m:Q4_1", prompt_ids=(5, 49_151), tokens=3), said.append)
+    assert (record["scenario"]["model"], record["scenario"]["sha256"]) == ("synthetic:smollm2-135m:Q4_1", None)
+    assert record["prompt_ids"] == record["scenario"]["prompt_ids"] == [5, 49_151]
+    assert record["text"] == "".join(said) == "".join(f"<{token_id}>" for token_id in record["token_ids"])
+    assert record["memory"]["by_role"]["weights"]["in_use_bytes"] >= 134_479_872 * 6 // 8  # u4m
+    other = runner.run(Scenario(model="synthetic:smollm2-135m", prompt_length=12, tokens=2))
+    assert (other["scenario"]["model"], len(other["prompt_ids"])) == ("synthetic:smollm2-135m", 12)
+    with pytest.raises(RunError, match="prompt_ids has 49,152; the ids of synthetic:smollm2-135m go from 0 to 49,151"):
+        runner.run(Scenario(model="synthetic:smollm2-135m", prompt_ids=(49_152,)))
+    real = runner.run(Scenario("1, 2, 3,", tokens=2, raw=True))  # nothing is left in the form
+    assert (real["scenario"]["prompt_ids"], real["scenario"]["prompt_length"]) == (None, None)
+    assert real["scenario"]["sha256"]
+
+
 def test_launches_digests_and_a_trace_through_the_form(runner: PageRunner) -> None:
     launch = {"shared_pass": "false", "submit_every": "32", "params": "uniform_pool", "replay": "False"}
     asked = Scenario("1, 2, 3,", tokens=6, raw=True, launch=launch, digest=True, trace=True)
