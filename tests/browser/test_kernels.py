@@ -88,6 +88,8 @@ MIXTURES = [
 REPACKS = [(kind,) * 3 for kind in FORMATS] + MIXTURES
 STACK = ((0, 7), (7, 1), (9, 66))  # first row and rows of each tensor; row 8 belongs to none
 ALL_ROWS = 77
+HEAD_DIM, ROPE_DIM = 24, 20
+PAIRINGS = ((), (), (2 * HEAD_DIM, HEAD_DIM, ROPE_DIM))  # the third begins with two heads that are rotated by halves
 
 
 def mixture_layout(formats: tuple[str, ...]) -> MatrixLayout:
@@ -110,7 +112,10 @@ def repack_case(formats: tuple[str, str, str]) -> Case:
     return Case(
         TUNINGS["quad"],
         {**tensors, "words": poison(*words, dtype=np.uint32), "scales": poison(*scales, dtype=np.uint32)},
-        [("repack", (f"raw{i}", formats[i], "w", rows, first), {}) for i, (first, rows) in enumerate(STACK)],
+        [
+            ("repack", (f"raw{i}", formats[i], "w", rows, first), {"pairing": PAIRINGS[i]})
+            for i, (first, rows) in enumerate(STACK)
+        ],
         ("words", "scales"),
         {"w": matrix_entry(layout, ALL_ROWS, columns)},
     )
@@ -122,13 +127,21 @@ def matrix_entry(layout: MatrixLayout, n: int, k: int) -> tuple[str, int, int, s
 
 @pytest.mark.parametrize("formats", REPACKS, ids="+".join)
 def test_repack(kernels: KernelLab, formats: tuple[str, str, str]) -> None:
-    """Exact: bits are moved, and an f16 scale has an exact f32, also times a power of two or an integer of 8 bits."""
+    """Exact: bits are moved, and an f16 scale has an exact f32, also times a power of two or an integer of 8 bits.
+
+    Rows i and i + ROPE_DIM / 2 of a head that is rotated by halves become neighbours.
+    """
     case, got = kernels.run(repack_case, REPACKS, formats)
     layout = mixture_layout(formats)
     untouched = np.ones(ALL_ROWS, dtype=bool)
     for i, (first, rows) in enumerate(STACK):
         untouched[first : first + rows] = False
         words, scales = reference.repack(formats[i], case.buffers[f"raw{i}"], layout)
+        if PAIRINGS[i]:
+            pairs = np.arange(ROPE_DIM).reshape(2, -1).T.ravel()
+            head = np.concatenate([pairs, np.arange(ROPE_DIM, HEAD_DIM)])
+            order = np.concatenate([head, head + HEAD_DIM, np.arange(2 * HEAD_DIM, rows)])
+            words, scales = words[:, :, order], scales[:, :, order]
         np.testing.assert_array_equal(got["words"][:, :, first : first + rows], words)
         np.testing.assert_array_equal(got["scales"][:, :, first : first + rows], scales)
     assert is_poison(got["words"][:, :, untouched]).all()
@@ -356,6 +369,13 @@ class Rope(NamedTuple):
     heads: tuple[int, int, int, int]  # heads, kv_heads, head_dim, rope_dim
     position: int
     rows: int = 1
+    scale: float = 1.0
+    long_from: int = 0
+
+    @property
+    def divisor(self) -> float:
+        """Of the frequencies."""
+        return SLOWER if self.long_from and self.position + self.rows >= self.long_from else 1.0
 
 
 ROPES = [
@@ -366,7 +386,10 @@ ROPES = [
     Rope("quad", (9, 3, 64, 64), 777, 3),
     Rope("split", (9, 3, 64, 64), 1023),
     Rope("split", (3, 1, 24, 24), 50, 2),  # fewer pairs than a workgroup's threads
+    *(Rope("quad", (4, 2, 16, 12), position, 2, 1.1875, long_from) for position in (62, 63) for long_from in (0, 65)),
+    Rope("split", (4, 2, 16, 12), 5, 3, 1.1875, 1),
 ]
+SLOWER = 2.5  # the second table's frequencies are divided by that
 THETA = 10_000.0
 SPARE = 3  # positions of the cache behind the step's
 
@@ -379,13 +402,14 @@ def rope_case(shape: Rope) -> Case:
         hidden_size=32, n_layers=1, n_heads=heads, n_kv_heads=kv_heads, head_dim=rope_dim, ffn_size=32, vocab_size=1,
         context_length=1, rope_theta=THETA, rope_dim=rope_dim, rms_eps=EPS, tied_embeddings=True,
     )  # fmt: skip
-    turns = np.frombuffer(rope_turns(config), dtype=np.float32)
+    factors = [[1.0] * (rope_dim // 2), [SLOWER] * (rope_dim // 2)] if shape.long_from else []
+    turns = np.frombuffer(rope_turns(config, factors), dtype=np.float32)
     return Case(
         TUNINGS[shape.tuning],
         {"turns": turns, "qkv": qkv, "k": cache, "v": cache},
-        [("rope_append", ("turns", "qkv", "k", "v", "geometry", shape.rows), {})],
+        [("rope_append", ("turns", "qkv", "k", "v", "geometry", shape.rows, shape.long_from), {})],
         ("qkv", "k", "v"),
-        heads={"geometry": shape.heads},
+        heads={"geometry": (*shape.heads, 0, shape.scale)},
         position=shape.position,
         rows=shape.rows,
     )
@@ -407,8 +431,9 @@ def test_rope_append(kernels: KernelLab, shape: Rope) -> None:
     ones = np.array([int(position).bit_count() for position in positions])[:, None, None]
 
     def check(rotated: Contents, original: Array) -> None:
-        expected = reference.rope(original, positions, rope_dim, THETA)
-        length = np.hypot(original[..., ::2], original[..., 1::2]).repeat(2, axis=-1)
+        expected = reference.rope(original, positions / shape.divisor, rope_dim, THETA)
+        expected[..., :rope_dim] *= shape.scale
+        length = shape.scale * np.hypot(original[..., ::2], original[..., 1::2]).repeat(2, axis=-1)
         assert_within(rotated, expected, (ones * (5**0.5 + 1) + 5**0.5) * 1.01 * U * length)
         np.testing.assert_array_equal(rotated[..., rope_dim:], original[..., rope_dim:])
 
@@ -426,6 +451,7 @@ class Attention(NamedTuple):
     position: int
     rows: int = 1
     top: float = 0.0  # the largest score, if it is not to be what it is
+    window: int = 0
 
 
 def attentions(tuning: str) -> list[Attention]:
@@ -441,6 +467,8 @@ def attentions(tuning: str) -> list[Attention]:
     shapes += [Attention(tuning, heads, length - 1) for heads in (model, many, thin) for length in (1, 129)]
     shapes += [Attention(tuning, heads, 30, 5) for heads in (model, many, thin)]
     shapes += [Attention(tuning, heads, position, 3, top=80) for heads in (small, thin) for position in (0, 140)]
+    shapes += [Attention(tuning, small, position, 5, window=window) for position in (0, 130) for window in (1, 3, 40)]
+    shapes += [Attention(tuning, thin, 300, window=window) for window in (2, 45, 128, 300, 301)]  # of 301 positions
     return shapes
 
 
@@ -455,6 +483,8 @@ def attention_case(shape: Attention) -> Case:
     cache = {name: poison(length + SPARE, kv_heads, head_dim).copy() for name in "kv"}
     for contents in cache.values():
         contents[:length] = random.normal(size=(length, kv_heads, head_dim))
+        if shape.window:
+            contents[: max(0, shape.position + 1 - shape.window)] = np.nan  # out of every row's window
     if shape.top:
         scores = reference.attention(qkv[:, :heads], cache["k"][:length], cache["v"][:length], shape.position).scores
         qkv *= shape.top / np.abs(scores).max()
@@ -468,7 +498,7 @@ def attention_case(shape: Attention) -> Case:
         {"qkv": f32(qkv), **cache, "partials": poison(partials // 4), "normals": poison(normals // 4), "out": out},
         [("attention", arguments, {"rows": shape.rows})],
         ("out", "partials", "normals"),
-        heads={"geometry": (*shape.heads, head_dim)},
+        heads={"geometry": (*shape.heads, head_dim, shape.window)},
         position=shape.position,
         rows=shape.rows,
     )
@@ -480,15 +510,15 @@ def test_attention(kernels: KernelLab, shape: Attention) -> None:
 
     Score and maximum: head_dim + 2 roundings of the sum's magnitude each.  exp: 3 + 2 * distance to the maximum, in
     ulps, and that again for scaling down what was added under a smaller maximum, at most once every fourth position.
-    Sums over the positions: a rounding per position.  What is hidden by causality, or lies behind the step's positions
-    (NaN), has no part at all.
+    Sums over the positions: a rounding per position.  What is hidden by causality, out of the window or
+    behind the step's positions (NaN) has no part at all.
     """
     case, got = kernels.run(attention_case, ATTENTIONS, shape)
     heads, _, head_dim = shape.heads
     length = shape.position + shape.rows
     queries = case.buffers["qkv"][:, :heads].astype(np.float64)
-    k, v = (case.buffers[name][:length].astype(np.float64) for name in "kv")
-    exact = reference.attention(queries, k, v, shape.position)
+    k, v = (np.nan_to_num(case.buffers[name][:length].astype(np.float64)) for name in "kv")
+    exact = reference.attention(queries, k, v, shape.position, shape.window)
     assert shape.top == pytest.approx(0.0) or np.abs(exact.scores).max() == pytest.approx(shape.top, rel=1e-3)
     score_error = (head_dim + 2) * U * exact.magnitude.max(axis=-1, keepdims=True)
     distance = -np.log(np.where(exact.weights > 0, exact.weights, 1))  # to the maximum or a little more

@@ -4,7 +4,7 @@ Where a result is a sum, its magnitude is given too: the sum of the absolute val
 them*, which is what a rounding error is measured against.  ``U`` is the unit roundoff of f32.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -262,7 +262,7 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight)
 
 
-def rope(x: Array, positions: npt.NDArray[np.int64], rope_dim: int, theta: float) -> Array:
+def rope(x: Array, positions: npt.NDArray[Any], rope_dim: int, theta: float) -> Array:
     """Turn the first ``rope_dim`` of each head of ``x`` [rows, heads, head_dim], as neighbouring pairs."""
     frequencies = theta ** (-np.arange(0, rope_dim, 2) / rope_dim)
     pairs = x[..., :rope_dim:2] + 1j * x[..., 1:rope_dim:2]
@@ -285,14 +285,18 @@ class Attention(NamedTuple):
     values: Array
 
 
-def attention(q: Array, k: Array, v: Array, position: int) -> Attention:
-    """``q`` [rows, heads, d] from ``position`` on, causal, over ``k`` and ``v`` [positions, kv_heads, d]."""
+def attention(q: Array, k: Array, v: Array, position: int, window: int = 0) -> Attention:
+    """``q`` [rows, heads, d] from ``position`` on, causal, over ``k`` and ``v`` [positions, kv_heads, d].
+
+    With a ``window`` a row sees so many positions, the last of which is its own.
+    """
     rows, heads, head_dim = q.shape
     group = heads // k.shape[1]
     keys, values = (np.repeat(cache, group, axis=1).transpose(1, 0, 2) for cache in (k, v))
     scores = np.einsum("rhd,hpd->rhp", q, keys) / np.sqrt(head_dim)
     magnitude = np.einsum("rhd,hpd->rhp", np.abs(q), np.abs(keys)) / np.sqrt(head_dim)
-    visible = (np.arange(len(k)) <= position + np.arange(rows)[:, None])[:, None]
+    behind = (position + np.arange(rows)[:, None] - np.arange(len(k)))[:, None]  # how far a position is before a row's
+    visible = (behind >= 0) & (behind < (window or len(k)))
     weights = np.where(visible, np.exp(scores - scores.max(axis=-1, keepdims=True, where=visible, initial=-np.inf)), 0)
     weights /= weights.sum(axis=-1, keepdims=True)
     return Attention(np.einsum("rhp,hpd->rhd", weights, values), scores * visible, weights, magnitude * visible, values)
