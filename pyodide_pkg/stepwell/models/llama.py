@@ -42,6 +42,7 @@ class Llama:
         window = config.sliding_window if config.sliding_window < config.context_length else 0
         rope = (config.rope_dim, window, config.rope_scale)
         self._heads = Heads(config.n_heads, config.n_kv_heads, config.head_dim, *rope)
+        # sequences of more positions than that are rotated by other frequencies, all of them
         self.switch = config.original_context if len(config.rope_factors) > 1 else None
         # one row at a time in few launches, where the adapter likes that and has room for a whole row
         longest = max(config.hidden_size, config.n_heads * config.head_dim)
