@@ -34,14 +34,13 @@ def describe_workloads() -> list[dict[str, Any]]:
 def describe_synthetic() -> list[dict[str, Any]]:
     """``sizes``: bytes on the GPU by tensor format, the default first."""
     formats = sorted(LAYOUT_OF_FORMAT, key=lambda kind: kind != DEFAULT_FORMAT)
-    return [
-        {
-            "name": Synthetic(shape).choice,
-            "title": found.title,
-            "sizes": {kind: Synthetic(shape, kind).plan.nbytes for kind in formats},
-        }
-        for shape, found in SHAPES.items()
-    ]
+    rows = []
+    for shape, found in SHAPES.items():
+        model = Synthetic(shape)
+        plan = model.plan
+        sizes = {kind: plan.nbytes_in(LAYOUT_OF_FORMAT[kind]) for kind in formats}
+        rows.append({"name": model.choice, "title": found.title, "sizes": sizes})
+    return rows
 
 
 def describe_launch_options() -> list[dict[str, Any]]:

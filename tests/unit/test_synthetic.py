@@ -99,7 +99,8 @@ def test_a_plan_counts_every_weight_once() -> None:
     plan = model.plan
     weights = sum(math.prod(tensor) for tensor in expected_tensors(model.config).values() if len(tensor) == 2)
     assert sum(n * k for _, n, k in plan.matrices) == weights
-    assert plan.nbytes == weights * 5 // 8 + 4 * 33 * 2048  # u4: four bits and an f32 per 32
+    assert plan.nbytes == sum(plan.buffers.values()) == weights * 5 // 8 + 4 * 33 * 2048  # u4: 4 bits, an f32 per 32
+    assert plan.nbytes_in(LAYOUT_OF_FORMAT["Q6_K"]) == Synthetic("llama-3.2-1b", "Q6_K").plan.nbytes
     assert [names for names, *_ in plan.matrices if "output" in names] == [("token_embd", "output")]
     assert model.tensor_types == {"Q4_0": 1 + 16 * 7, "F32": 33}
 

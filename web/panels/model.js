@@ -75,9 +75,10 @@ export const model = {
 /** The group of the synthetic models, hidden until it is told which there are; one format for all of them. */
 function syntheticModels() {
   const format = element("select", { name: "format" });
-  const title = element("p", { className: "note", id: "synthetic-title" }, "Synthetic (no download)");
+  const title = element("p", { id: "synthetic-title" }, "Synthetic (no download)");
+  const note = element("p", { className: "note" }, "published shapes, random weights, made on the GPU when you press Run");
   const label = field("Weights", "the tensor format whose layout the random weights have in GPU memory", format);
-  const node = element("div", { className: "synthetic", role: "group", hidden: true }, title, label);
+  const node = element("div", { className: "synthetic", role: "group", hidden: true }, title, note, label);
   node.setAttribute("aria-labelledby", title.id);
 
   const list = (models) => {
@@ -85,7 +86,7 @@ function syntheticModels() {
     const formats = Object.keys(models[0].sizes);
     format.replaceChildren(...formats.map((name) => element("option", { value: name }, name)));
     const options = models.map(({ name, title }) => {
-      const made = option(name, title, "its shape with random weights, made on the GPU when you press Run", "");
+      const made = option(name, title, "", "");
       made.querySelector("input").dataset.synthetic = name;
       return made;
     });

@@ -44,7 +44,13 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        return sum(self.buffers.values())
+        """Of all buffers."""
+        return self.nbytes_in(self.layout)
+
+    def nbytes_in(self, layout: MatrixLayout) -> int:
+        """The same in another layout."""
+        weights = sum(n * k for _, n, k in self.matrices)
+        return layout.words_bytes(1, weights) + layout.scales_bytes(1, weights) + 4 * sum(self.vectors.values())
 
 
 def plan_weights(
