@@ -58,7 +58,7 @@ export function chosenWorkload(form) {
   return form.querySelector("[name=model]:checked")?.dataset.workload ?? null;
 }
 
-/** The name of the synthetic model that is chosen, or null: that of its shape, and of a format that is not the default. */
+/** The name of the synthetic model that is chosen, or null: its shape, and its format if that is not the default. */
 function chosenSynthetic(form) {
   const shape = form.querySelector("[name=model]:checked")?.dataset.synthetic;
   const { value, selectedIndex } = form.elements[FORMAT];
