@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 class Kv(StrEnum):
-    """How the KV cache is kept: a larger buffer at every step, or one allocated once."""
+    """How the KV cache is kept: a larger buffer at every step, one that moves when it is full, or one for good."""
 
     GROW = "grow"
+    DONATE = "donate"
     STATIC = "static"
 
 

@@ -6,6 +6,7 @@ issue's; the largest difference is printed (``-rP`` shows it) and stands in the 
 
 import json
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -87,8 +88,9 @@ def test_ids_and_logits(model: Lab, prompt: str, mode: str) -> None:
     print(f"{prompt} {mode} {kv}: largest logit difference {worst:.2e}")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("kv", KV_MODES)
+@pytest.mark.parametrize(
+    ("kv", "policy"), [*product(("grow", "static"), POLICIES), ("donate", "adaptive"), ("donate", "bucket")]
+)
 def test_same_ids_under_every_policy(model: Lab, kv: str, policy: str) -> None:
     """64 ids chosen on the GPU, under each policy and KV mode; what the pool did is what the policy says."""
     record = run(model, "france", tokens=64, kv=kv, policy=policy, ban_eos=True)
@@ -103,6 +105,9 @@ def test_same_ids_under_every_policy(model: Lab, kv: str, policy: str) -> None:
     assert {token["passes"] for token in live} == {1}
     created = [token["buffers_created"] for token in tokens[3:]]
     classes = [token["kv_class_bytes"] for token in tokens]
+    if kv == "donate":  # 37 positions, 64 with room, 96 with more: one growth in 64 tokens
+        assert max(token["copies"] for token in live) - 1 <= 8
+        return
     if policy == "adaptive":
         crossing = {i for i in range(1, 64) if classes[i] != classes[i - 1]} if kv == "grow" else set()
         assert {count for i, count in enumerate(created, 3) if not (crossing & {i, i - 1, i - 2} or i in recorded)} == {
@@ -124,7 +129,7 @@ def test_logits_under_every_policy(model: Lab) -> None:
     """The first 12 steps' stored logits under each policy, in both KV modes."""
     worst = 0.0
     for policy in POLICIES:
-        for kv in KV_MODES:
+        for kv in KV_MODES if policy == "adaptive" else ("grow", "static"):
             record = run(model, "story", tokens=6, kv=kv, policy=policy, top_logits=8)
             expected = PROMPTS["story"]["natural"]
             assert record["token_ids"] == expected["ids"][:6]

@@ -249,7 +249,7 @@ def test_what_is_given_up_takes_its_plans_with_it(
         assert found == ids(expected)[:60]
         assert refused.count(None) > 8, "it recovers"
         recorded = lab.launcher.plans.recorded
-        assert recorded > 2 or kv == "static"
+        assert recorded > 2 or kv != "grow"
         if case == "the end of a run" and kv == "static":
             assert (recorded, lab.launcher.plans.invalidated) == (7, 0)
         if case in ("kernel eviction", "bind-group eviction", "workspaces"):

@@ -203,6 +203,29 @@ def test_adaptive_creates_nothing_between_crossings(model_path: Path) -> None:
     assert set(steady) == {0}
 
 
+@pytest.mark.parametrize("policy", ["adaptive", "bucket", "exact", "disabled"])
+def test_donated_tensors_move_when_they_are_full(model_path: Path, policy: str) -> None:
+    """Hardly more tensors than there are, each copied once per growth by a half, and plans in between."""
+
+    async def run() -> list[TokenEvent]:
+        rig = await open_rig(model_path, policy)
+        return await tokens(rig.session("donate", context=1024), 30, 500)
+
+    events = asyncio.run(run())
+    counters = [event.counters for event in events]
+    moves = [count.copies - 1 for count in counters[1:] if count.refused not in (None, "recorded")]
+    assert max(moves) <= 8, "never many at once"
+    growths = sum(moves) / KV_TENSORS
+    assert 2 <= growths <= 6  # 94 positions, then half as many again each time, less what the size classes add
+    replayed = sum(count.replayed for count in counters)
+    assert replayed / len(counters) > 0.8
+    if policy == "exact":
+        for event in events:
+            assert event.counters is not None
+            kv_bytes = KV_TENSORS * KV_WIDTH * (event.position + 64)
+            assert event.counters.in_use_bytes < 1.6 * kv_bytes + 4_000_000  # weights and the rest
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kv", KV_MODES)
 def test_nothing_is_left_after_a_session(model_path: Path, policy: str, kv: str) -> None:
@@ -394,7 +417,7 @@ def test_bad_generations(options: dict[str, Any], message: str) -> None:
 def test_bad_sessions(model_path: Path) -> None:
     async def run() -> None:
         rig = await open_rig(model_path)
-        with pytest.raises(BadRequest, match=r"no KV mode named 'growing'; there are grow, static"):
+        with pytest.raises(BadRequest, match=r"no KV mode named 'growing'; there are grow, donate, static"):
             rig.session("growing")
         with pytest.raises(BadRequest, match="a context of 8,193 positions; this model has 1 to 8,192"):
             rig.session("static", 8193)

@@ -16,12 +16,15 @@ from stepwell.memory.pool import BufferPool
 
 Pair = tuple[Buffer, Buffer]
 AHEAD_STEPS = 4  # how long before a tensor outgrows its buffer the next one is made
+DONATE_POSITIONS = 64  # more than it needs, at least, a donated tensor has room for
+DONATE_STEPS = 16  # how long before they are full tensors begin to move
 AHEAD_BYTES = 1 << 20  # smaller tensors cross together and are cheap to make: nothing is gained ahead of that
 
 
 class KVCache(Protocol):
     length: int  # positions that are filled and committed
     stable: bool  # every step uses the same tensors
+    ahead: int  # steps that may run ahead of the awaited one without another set of tensors for each
 
     @property
     def end(self) -> int:
@@ -57,6 +60,7 @@ class Tensors:
     """What the modes share: the geometry, acquiring a full set of K and V or nothing, and carrying the past over."""
 
     stable = False
+    ahead = 0
 
     def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
         self._pool = pool
@@ -163,10 +167,98 @@ class GrowKV(Tensors):
         self._sets[0] = []
 
 
+class DonateKV(Tensors):
+    """Appended in place; a tensor that is about to be full moves to one that is half as large again.
+
+    What runtimes do that may write a graph's ``past`` input: as many buffers as tensors, not twice as many, and a copy
+    of the past once in a while.  Tensors move before they must, a few in each step, so that never many exist twice.
+    """
+
+    ahead = 1
+
+    def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
+        super().__init__(pool, layers, width_bytes, capacity)
+        self._tensors: list[Buffer] = []
+        self._moved: deque[list[tuple[int, Buffer]]] = deque()  # per step under way: (tensor, the buffer it was in)
+
+    @property
+    def class_bytes(self) -> int:
+        return self._tensors[0].size if self._tensors else 0
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        moved = [past.id for _, past in self._moved[-1]] if self._moved else []
+        return (*[tensor.id for tensor in self._tensors], *moved)
+
+    def extend(self, rows: int) -> list[Pair]:
+        self._check_room(rows)
+        needed = self.end + rows
+        if not self._tensors:
+            positions = self._room_for(needed)
+            self._tensors = [tensor for pair in self._acquire(positions) for tensor in pair]
+            self._moved.append([])
+        else:
+            self._moved.append([])
+            try:
+                for tensor in self._due(needed):
+                    self._move(tensor, self._room_for(needed))
+            except BaseException:
+                self._move_back()
+                raise
+        self._rows.append(rows)
+        return list(zip(self._tensors[::2], self._tensors[1::2], strict=True))
+
+    def carry(self, rec: Recorder) -> None:
+        for tensor, past in self._moved[-1]:
+            rec.copy_past(past, self._tensors[tensor], self._width_bytes)
+
+    def commit(self) -> None:
+        self.length += self._rows.popleft()
+        for _, past in self._moved.popleft():
+            self._pool.release(past)
+
+    def abandon(self) -> None:
+        while self._rows:
+            self._rows.pop()
+            self._move_back()
+
+    def close(self) -> None:
+        self.abandon()
+        while self._tensors:
+            self._pool.release(self._tensors.pop())
+
+    def _room_for(self, needed: int) -> int:
+        return min(self._capacity, needed + max(needed // 2, DONATE_POSITIONS))
+
+    def _positions(self, tensor: int) -> int:
+        """How many fit the buffer that a tensor is in."""
+        return min(self._tensors[tensor].size // self._width_bytes, self._capacity)
+
+    def _due(self, needed: int) -> list[int]:
+        """The tensors to move in this step: those that are too small, and some of those that soon will be."""
+        soon = min(needed + DONATE_STEPS, self._capacity)
+        small = [tensor for tensor in range(len(self._tensors)) if self._positions(tensor) < soon]
+        must = sum(self._positions(tensor) < needed for tensor in small)
+        return small[: max(must, -(-2 * len(self._tensors) // DONATE_STEPS))]
+
+    def _move(self, tensor: int, positions: int) -> None:
+        past = self._tensors[tensor]
+        label = f"{'kv'[tensor % 2]}.{tensor // 2}"
+        self._tensors[tensor] = self._pool.acquire(positions * self._width_bytes, Role.KV, label, tensor)
+        self._moved[-1].append((tensor, past))
+
+    def _move_back(self) -> None:
+        """The last step under way has not happened."""
+        for tensor, past in reversed(self._moved.pop()):
+            self._pool.release(self._tensors[tensor])
+            self._tensors[tensor] = past
+
+
 class StaticKV(Tensors):
     """K and V allocated once for the whole context and appended in place."""
 
     stable = True
+    ahead = 1
     key = ()
 
     def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
@@ -198,5 +290,6 @@ class StaticKV(Tensors):
 
 KV_MODES: dict[str, tuple[Callable[[BufferPool, int, int, int], KVCache], str]] = {
     "grow": (GrowKV, "a new, larger tensor per K and V at every token, the past copied in: what the pool exists for"),
+    "donate": (DonateKV, "appended in place; what is full moves to a tensor half as large again, a few per token"),
     "static": (StaticKV, "allocated once for the whole context, appended in place"),
 }

@@ -14,7 +14,7 @@ from itertools import pairwise
 from struct import unpack
 
 from stepwell.clock import now_ms
-from stepwell.decode.kv_cache import GrowKV, KVCache, Pair, Tensors
+from stepwell.decode.kv_cache import DonateKV, GrowKV, KVCache, Pair, Tensors
 from stepwell.decode.timing import Meter, StepTiming, TokenEvent
 from stepwell.errors import BadRequest, DeviceError
 from stepwell.kernels.ops import ceil_div
@@ -96,7 +96,11 @@ class TwinKV(Tensors):
         self._past = self._present = []
 
 
-CACHES: Mapping[str, Callable[[BufferPool, int, int, int], KVCache]] = {"grow": GrowKV, "static": TwinKV}
+CACHES: Mapping[str, Callable[[BufferPool, int, int, int], KVCache]] = {
+    "grow": GrowKV,
+    "donate": DonateKV,
+    "static": TwinKV,
+}
 
 
 class KVPattern:

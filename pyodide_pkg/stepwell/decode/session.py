@@ -185,7 +185,7 @@ class DecodeSession:
             return 0  # with gpu_time: the passes of a step in flight would count for another token
         depth = self._launcher.options.readback_depth
         if depth is None:
-            return 1 if self._cache.stable else 0
+            return self._cache.ahead
         return depth
 
     async def _prefill(
