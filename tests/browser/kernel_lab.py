@@ -25,6 +25,7 @@ GUARD_BYTES = 256
 SOURCE = """
 import asyncio
 from base64 import b64decode, b64encode
+from dataclasses import replace
 from stepwell import BufferPool, Role, open_device
 from stepwell.errors import StepwellError
 from stepwell.kernels.fused import FusedOps
@@ -37,6 +38,9 @@ class Case:
     def __init__(self, launcher, case, poison):
         device, pool = launcher.device, launcher.pool
         tuning = Tuning(**case["tuning"])
+        if tuning.subgroup:  # asked for subgroups: those that this adapter has
+            info = device.info
+            tuning = replace(tuning, subgroup=info.subgroup_size * (info.subgroup_size == info.subgroup_max_size))
         rec, ops = Recorder(case["position"], case["rows"]), (FusedOps if case["fused"] else Ops)(tuning)
         names = {}
         for name, data in case["buffers"].items():

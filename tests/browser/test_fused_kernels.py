@@ -31,9 +31,10 @@ GPU = replace(
     tuning_for(DeviceInfo("", "", "a GPU", False, {}, frozenset())), argmax_parts=4, decode_chunk=32, workgroups=4
 )
 TUNINGS = {
-    "plain": replace(GPU, subgroup=0, decode_threads=64),
-    "subgroups": replace(GPU, subgroup=4, split_outputs=2, decode_threads=16),  # two sets of threads in a subgroup
-    "wide": replace(GPU, subgroup=4, split_outputs=8, decode_threads=32),  # two subgroups in a set
+    "plain": replace(GPU, subgroup=0, decode_threads=64, decode_widest=8),
+    "subgroups": replace(GPU, subgroup=4, decode_wide=2, decode_widest=2, decode_threads=16),  # two sets in a subgroup
+    "wide": replace(GPU, subgroup=4, decode_threads=32, decode_widest=8),  # two subgroups in a set
+    "wider": replace(GPU, subgroup=4, decode_threads=64, workgroups=2),  # as wide as the outputs allow
 }
 EPS = 1e-5
 THETA = 10_000.0
@@ -57,7 +58,7 @@ def products() -> list[Product]:
     shapes = [Product(tuning, "Q4_1", 50, 160) for tuning in TUNINGS]
     shapes += [Product("subgroups", kind, 33, 96) for kind in ("F32", "F16", "BF16", "Q4_0", "Q5_0", "Q5_1", "Q8_0")]
     shapes += [Product("subgroups", kind, 33, 256) for kind in ("Q4_K", "Q5_K", "Q6_K")]
-    shapes += [Product("subgroups", "Q4_0", 300, 544)]  # four outputs per thread
+    shapes += [Product(tuning, "Q4_0", 300, 544) for tuning in ("subgroups", "wider")]  # several outputs per thread
     shapes += [Product(tuning, "Q4_1", 40, 96, "norm", "swiglu") for tuning in TUNINGS]
     shapes += [Product(tuning, "Q8_0", 33, 64, "norm") for tuning in TUNINGS]
     shapes += [Product(tuning, "Q4_1", 33, 96, "plain", "residual") for tuning in TUNINGS]

@@ -20,8 +20,8 @@ def pretend(subgroup):
     '''Models get a GPU's decode step, in workgroups that a CPU can stand; 0: without subgroups.'''
     def tuning(info):
         return replace(
-            tuning_for(info), fused=True, subgroup=subgroup, split_outputs=4, decode_threads=8, decode_chunk=32,
-            workgroups=32, argmax_parts=4,
+            tuning_for(info), fused=True, subgroup=subgroup, decode_wide=4, decode_widest=8, decode_threads=8,
+            decode_chunk=32, workgroups=32, argmax_parts=4,
         )
     llama.tuning_for = loader.tuning_for = tuning
 """

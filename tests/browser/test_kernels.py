@@ -6,7 +6,7 @@ order.  An ulp of x is at most 2 U |x|.  n additions are off by at most n U time
 that scales with the data, and one wrong term of hundreds exceeds it by orders of magnitude.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -623,4 +623,10 @@ async def main(args):
     finally:
         device.close()
 """
-    assert lab.run(source) in [asdict(tuning) for tuning in TUNINGS.values()]
+    own = Tuning(**lab.run(source))
+
+    def of_rows(tuning: Tuning) -> Tuning:
+        """But for the decode step, which is tested in test_fused_kernels.py with small workgroups."""
+        return replace(tuning, subgroup=0, workgroup_bytes=0, decode_threads=0)
+
+    assert of_rows(own) in [of_rows(tuning) for tuning in TUNINGS.values()]

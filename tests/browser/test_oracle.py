@@ -101,7 +101,8 @@ def test_same_ids_under_every_policy(model: Lab, kv: str, policy: str) -> None:
         i for i, token in enumerate(tokens) if token["refused"] == "recorded"
     }  # these are done twice and compared
     live = [token for i, token in enumerate(tokens[1:], 1) if i not in recorded]
-    assert {token["launches"] for token in live} == {274}
+    software = record["environment"]["adapter"]["is_software"]
+    assert {token["launches"] for token in live} == {274 if software else 155}
     assert {token["passes"] for token in live} == {1}
     created = [token["buffers_created"] for token in tokens[3:]]
     classes = [token["kv_class_bytes"] for token in tokens]

@@ -85,8 +85,7 @@ class FusedOps:
         first: tuple[Buffer, ...], last: tuple[Buffer, ...],
     ) -> None:  # fmt: skip
         outputs = matrix.n // 2 if ("after", "swiglu") in constants else matrix.n
-        per, splits = self._spread(outputs, matrix.k)
-        wide = self.tuning.split_outputs
+        wide, per, splits = self._spread(outputs, matrix.k)
         shape = (
             ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("wide", wide), ("per", per),
             ("splits", splits), ("subgroup", self.tuning.subgroup),
@@ -94,14 +93,20 @@ class FusedOps:
         grid = (ceil_div(outputs, wide * per), 1, 1)
         rec.launch(Variant("matvec", (*shape, *constants)), (*first, *matrix.buffers, *last), grid, node, _SHAPE)
 
-    def _spread(self, outputs: int, k: int) -> tuple[int, int]:
-        """Outputs per thread, and sets of threads that share k: few of either where there is little to do."""
+    def _spread(self, outputs: int, k: int) -> tuple[int, int, int]:
+        """Outputs side by side in a workgroup, outputs per thread, and sets of threads that share k.
+
+        Wide workgroups read x once for many outputs, and many workgroups keep the GPU busy: as wide as leaves enough.
+        """
         tuning = self.tuning
-        unit = max(1, tuning.subgroup // tuning.split_outputs)  # whole subgroups
+        wide = tuning.decode_wide
+        while 2 * wide <= tuning.decode_widest and outputs >= 2 * wide * tuning.workgroups:
+            wide *= 2
+        unit = max(1, tuning.subgroup // wide)  # whole subgroups
         blocks = ceil_div(k // 32, unit) * unit
-        splits = max(unit, min(blocks, tuning.decode_threads // tuning.split_outputs))
+        splits = max(unit, min(blocks, tuning.decode_threads // wide))
         per = 1
         most = min(tuning.most_per_thread, splits)  # a workgroup has a thread for each of its outputs
-        while 2 * per <= most and outputs >= 2 * per * tuning.split_outputs * tuning.workgroups:
+        while 2 * per <= most and outputs >= 8 * per * wide * tuning.workgroups:
             per *= 2
-        return per, splits
+        return wide, per, splits

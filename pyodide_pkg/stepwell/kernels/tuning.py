@@ -32,9 +32,11 @@ class Tuning:
     fused: bool = False  # decode steps by kernels/fused.py
     subgroup: int = 0  # its kernels' subgroup size; 0: they know none
     decode_chunk: int = 256  # positions per workgroup of its attention, and threads
-    decode_threads: int = 256  # of its products, at most
+    decode_threads: int = 512  # of its products, at most
+    decode_wide: int = 8  # outputs side by side in a workgroup of its products, at least
+    decode_widest: int = 32  # and at most
     most_per_thread: int = 4  # outputs of its products
-    workgroups: int = 528  # that keep the GPU busy
+    workgroups: int = 128  # that keep the GPU busy
     workgroup_bytes: int = 16384  # of a workgroup's memory
 
     def __post_init__(self) -> None:
@@ -68,6 +70,7 @@ def tuning_for(info: DeviceInfo) -> Tuning:
         argmax_threads=256,
         elementwise_threads=64,
         tiled_rows=16,
+        decode_threads=min(512, info.limits.get("maxComputeInvocationsPerWorkgroup", 256)),
         argmax_parts=64,
         workgroup_bytes=info.limits.get("maxComputeWorkgroupStorageSize", 16384),
         fused=True,
