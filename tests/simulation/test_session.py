@@ -226,6 +226,17 @@ def test_donated_tensors_move_when_they_are_full(model_path: Path, policy: str) 
             assert event.counters.in_use_bytes < 1.6 * kv_bytes + 4_000_000  # weights and the rest
 
 
+@pytest.mark.parametrize("prompt", [120, 200, 333, 700, 1100])
+def test_long_prompts_in_donated_tensors(model_path: Path, prompt: int) -> None:
+    """Steps of 64 rows outgrow some tensors while others still have room: those that must, move."""
+
+    async def run() -> list[TokenEvent]:
+        rig = await open_rig(model_path, "exact")
+        return await tokens(rig.session("donate", context=2048), prompt, 80)
+
+    assert len(asyncio.run(run())) == 80
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kv", KV_MODES)
 def test_nothing_is_left_after_a_session(model_path: Path, policy: str, kv: str) -> None:

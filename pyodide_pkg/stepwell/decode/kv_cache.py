@@ -238,6 +238,7 @@ class DonateKV(Tensors):
         """The tensors to move in this step: those that are too small, and some of those that soon will be."""
         soon = min(needed + DONATE_STEPS, self._capacity)
         small = [tensor for tensor in range(len(self._tensors)) if self._positions(tensor) < soon]
+        small.sort(key=self._positions)  # those that must come first
         must = sum(self._positions(tensor) < needed for tensor in small)
         return small[: max(must, -(-2 * len(self._tensors) // DONATE_STEPS))]
 
