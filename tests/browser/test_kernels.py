@@ -600,7 +600,7 @@ TESTED_ELSEWHERE = {
     "matvec": "test_fused_kernels.py",
     "rope_turns": "test_fused_kernels.py",
     "attention_decode": "test_fused_kernels.py",
-    "noise": "test_synthetic.py",
+    "noise": "test_synthetic_browser.py",
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.decode.kv_cache import GrowKV
+from stepwell.decode.kv_cache import KV_MODES, GrowKV
 from stepwell.decode.session import DecodeSession, Generation, TokenEvent
 from stepwell.errors import BudgetExceeded, DeviceLost, OutOfMemory, PoolError
 from stepwell.gpu.device import BufferUsage
@@ -448,7 +448,7 @@ class Rig:
             session.close()
 
 
-@pytest.mark.parametrize("kv", ["grow", "static"])
+@pytest.mark.parametrize("kv", KV_MODES)
 def test_out_of_memory_at_every_create_of_a_session(small_model: Path, kv: str) -> None:
     async def creates() -> tuple[int, int]:
         rig = Rig(FaultyDevice())
@@ -476,7 +476,7 @@ def test_out_of_memory_at_every_create_of_a_session(small_model: Path, kv: str) 
         asyncio.run(run(index))
 
 
-@pytest.mark.parametrize("kv", ["grow", "static"])
+@pytest.mark.parametrize("kv", KV_MODES)
 def test_device_loss_at_every_submit_of_a_session(small_model: Path, kv: str) -> None:
     async def submits() -> int:
         rig = Rig(FaultyDevice())

@@ -10,6 +10,8 @@ import pytest
 
 from harness import record as records
 from harness.errors import RunError
+from harness.scenario import Kv
+from stepwell.decode.kv_cache import KV_MODES
 from stepwell.decode.timing import StepCounters, StepTiming
 from stepwell.launch.options import LaunchOptions
 from stepwell.memory.buffer import Role
@@ -44,6 +46,7 @@ def test_the_schema_names_what_the_package_measures() -> None:
     assert options["required"] == [field.name for field in fields(LaunchOptions)]
     assert set(schema["$defs"]["account"]["required"]) == {field.name for field in fields(RoleReport)}
     assert set(schema["properties"]["memory"]["properties"]["by_role"]["propertyNames"]["enum"]) == set(Role)
+    assert set(schema["properties"]["scenario"]["properties"]["kv"]["enum"]) == set(KV_MODES) == set(Kv)
 
 
 FAULTS: dict[str, tuple[Change, str]] = {
