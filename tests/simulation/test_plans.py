@@ -147,8 +147,8 @@ def test_one_plan_per_direction_of_a_growing_cache(model: Path, expected: Sequen
         crossings = [i for i, (before, after) in enumerate(pairwise(classes), 1) if after != before]
         assert len(crossings) >= 3
         for begin, end in pairwise([*crossings, COUNT]):
-            inside = slice(begin + 6, end - 1)  # some steps until the buffers repeat, then two that are recorded
-            if end - 1 - (begin + 6) < 4:
+            inside = slice(begin + 8, end - 1)  # until the buffers have come twice, then two that are recorded
+            if end - 1 - (begin + 8) < 4:
                 continue
             assert reasons(events[inside]) == {None: len(events[inside])}
             first, second, *others = plan_of_token[inside]
@@ -247,7 +247,7 @@ def test_what_is_given_up_takes_its_plans_with_it(
             if event.index % 9 == 8:
                 await happens(lab, session)
         assert found == ids(expected)[:60]
-        assert refused.count(None) > 8, "it recovers"
+        assert refused.count(None) > 5, "it recovers"
         recorded = lab.launcher.plans.recorded
         assert recorded > 2 or kv != "grow"
         if case == "the end of a run" and kv == "static":
@@ -292,7 +292,7 @@ def test_a_first_replay_that_differs(
         assert lab.device.replays == 1
         refused = reasons(events)
         assert refused[None] == refused["recorded"] == 0
-        assert refused["differs"] > 20
+        assert refused["differs"] > 10
         report = lab.launcher.report()["plans"]
         assert report["refused"]["differs"] == refused["differs"]
         assert (report["recorded"], report["invalidated"]) == (1, 1)
@@ -454,7 +454,7 @@ def test_launchers_in_turns_on_one_pool(model: Path, kv: str) -> None:
         launchers = [lab.another(some) for some in options]
         sessions = [lab.session(kv, 256, launcher) for launcher in launchers]
         found = await interleave(lab, sessions, 40)
-        assert [launcher.plans.replayed > 10 for launcher in launchers] == [True, True, False, True]
+        assert [launcher.plans.replayed > 4 for launcher in launchers] == [True, True, False, True]
         for launcher, session in zip(launchers, sessions, strict=True):
             session.close()
             lab.pool.trim()
@@ -484,7 +484,7 @@ def test_what_a_step_brings_back_is_in_the_key(model: Path, expected: Sequence[T
     for one, other in zip(live, replayed, strict=True):
         assert ids(one) == ids(other)
         assert [event.digest for event in one] == [event.digest for event in other]
-    assert sum(reasons(answer)[None] for answer in replayed) > 30
+    assert sum(reasons(answer)[None] for answer in replayed) > 20
 
 
 def test_past_and_present_are_in_the_key() -> None:

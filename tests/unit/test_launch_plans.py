@@ -389,11 +389,11 @@ def test_a_session_ends_with_its_own_plans_only() -> None:
 def test_a_key_is_new_once() -> None:
     made, _ = lab()
     plans = made.launcher.plans
-    assert [plans.is_new(key) for key in ("a", "b", "a", "b")] == [True, True, False, False]
+    assert [plans.sightings(key) for key in ("a", "b", "a", "b", "b")] == [0, 0, 1, 1, 2]
     for number in range(63):
-        assert plans.is_new(str(number))
-    assert not plans.is_new("b")
-    assert plans.is_new("a"), "so long ago that it does not count"
+        assert plans.sightings(str(number)) == 0
+    assert plans.sightings("b") == 3
+    assert plans.sightings("a") == 0, "so long ago that it does not count"
 
 
 def test_two_launchers_on_one_pool() -> None:

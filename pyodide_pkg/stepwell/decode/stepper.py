@@ -16,6 +16,9 @@ from stepwell.memory.scope import Acquires, Scope, Steady
 from stepwell.models.llama import Llama
 
 PREFILL_ROWS = 64  # tokens per prefill step
+# How often buffers must have come together before they get a plan.  While tensors outgrow their buffers one by one, as
+# they do for some tokens around a size class, no set comes often: a plan would cost two steps and save hardly one.
+SIGHTINGS = 2
 _LOGITS_AT = 16  # behind the token's id, where both are read back
 
 
@@ -168,7 +171,7 @@ class Stepper:
             if self._cache.end - 1 <= plan.last_position:
                 return plan, None
             reason = "beyond its copies"
-        elif not self._cache.stable and plans.is_new(key):
+        elif not self._cache.stable and plans.sightings(key) < SIGHTINGS:
             reason = "buffers changed"
         elif alone:
             reason = "recorded"

@@ -46,7 +46,7 @@ class Plans:
         self._pool = pool
         self._bound = bound
         self._plans: dict[Hashable, Plan] = {}  # oldest use first
-        self._seen: dict[Hashable, None] = {}
+        self._seen: dict[Hashable, int] = {}  # the latest last
         self._dead: list[Plan] = []  # to be taken apart when nobody is in the middle of something
         self.recorded = self.replayed = self.invalidated = 0
         self.refused: Counter[str] = Counter()
@@ -64,14 +64,13 @@ class Plans:
             self._plans[key] = plan
         return plan
 
-    def is_new(self, key: Hashable) -> bool:
-        """Whether ``key`` is seen for the first time (or so long ago that it does not count)."""
-        known = key in self._seen
-        self._seen.pop(key, None)
-        self._seen[key] = None
+    def sightings(self, key: Hashable) -> int:
+        """How often ``key`` was seen before now (but for what is so long ago that it does not count)."""
+        before = self._seen.pop(key, 0)
+        self._seen[key] = before + 1
         if len(self._seen) > _SEEN * self._bound:
             self._seen.pop(next(iter(self._seen)))
-        return not known
+        return before
 
     def add(self, plan: Plan) -> None:
         self._plans[plan.key] = plan
