@@ -185,7 +185,7 @@ def test_every_switch_alone_and_together(rig: Lab, plain: dict[str, Any], mode: 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_growing_cache_replays_steps_ahead(rig: Lab, depth: int) -> None:
     """K + 2 sets of tensors take turns, and each turn has its plan: recorded once, then only replayed."""
-    prompt, tokens = (PROMPT * 4)[:66], 45  # the tensors' class ends at 128 positions
+    prompt, tokens = (PROMPT * 4)[:66], 60  # the tensors' class ends at 128 positions
     options = [
         {**OFF, "readback_depth": 0, "params": "uniform_pool"},
         {**ON, "submit_every": 0, "readback_depth": depth},
