@@ -1,20 +1,19 @@
 {# Reductions over a workgroup, for kernels that may know the adapter's subgroups. `subgroup` is their size, 0: unknown.
    DECLARE(threads) goes to module scope, PARAMETERS to the entry point's; THREAD is then the invocation's number, linear
-   in the subgroups. TOTAL and HIGHEST are collective: every invocation calls them, and all have the result. #}
+   in the subgroups. TOTAL_OF_ALL is collective: every invocation calls it, and all have the result. #}
 {% macro declare(threads, subgroup) %}
 var<workgroup> reduced: array<f32, {{ threads // subgroup if subgroup else threads }}>;
-{% for name, whole, both in (("total", "subgroupAdd", "%s + %s"), ("highest", "subgroupMax", "max(%s, %s)")) %}
 
-fn {{ name }}_of_all(value: f32, thread: u32) -> f32 {
+fn total_of_all(value: f32, thread: u32) -> f32 {
 {% if subgroup %}
-  let own = {{ whole }}(value);
+  let own = subgroupAdd(value);
 {% if threads > subgroup %}
   workgroupBarrier();
   if (thread % {{ subgroup }}u == 0u) { reduced[thread / {{ subgroup }}u] = own; }
   workgroupBarrier();
   var all = reduced[0];
 {% for i in range(1, threads // subgroup) %}
-  all = {{ both | format("all", "reduced[%d]" % i) }};
+  all += reduced[{{ i }}];
 {% endfor %}
   return all;
 {% else %}
@@ -26,14 +25,13 @@ fn {{ name }}_of_all(value: f32, thread: u32) -> f32 {
   workgroupBarrier();
   for (var half = {{ threads }}u; half > 1u; ) {
     let rest = (half + 1u) / 2u;
-    if (thread + rest < half) { reduced[thread] = {{ both | format("reduced[thread]", "reduced[thread + rest]") }}; }
+    if (thread + rest < half) { reduced[thread] += reduced[thread + rest]; }
     half = rest;
     workgroupBarrier();
   }
   return reduced[0];
 {% endif %}
 }
-{% endfor %}
 {% endmacro %}
 
 {% macro enable(subgroup) %}
