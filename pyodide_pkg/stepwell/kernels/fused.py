@@ -5,10 +5,11 @@ gate|up + SwiGLU; down + residual.  A chain of launches that wait for each other
 they do, so work is done again where that saves one: every workgroup of a product norms x, or merges the chunks, itself.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 from stepwell.kernels.ops import Heads, Matrix, ceil_div
-from stepwell.kernels.tuning import Tuning
+from stepwell.kernels.tuning import ProductKey, Spread, Tuning
 from stepwell.launch.recorder import ByLength, Constant, Recorder, Variant
 from stepwell.memory.buffer import Buffer
 
@@ -85,28 +86,30 @@ class FusedOps:
         first: tuple[Buffer, ...], last: tuple[Buffer, ...],
     ) -> None:  # fmt: skip
         outputs = matrix.n // 2 if ("after", "swiglu") in constants else matrix.n
-        wide, per, splits = self._spread(outputs, matrix.k)
+        spread = self._spread(matrix, dict(constants), outputs)
         shape = (
-            ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("wide", wide), ("per", per),
-            ("splits", splits), ("subgroup", self.tuning.subgroup),
+            ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("wide", spread.wide), ("per", spread.per),
+            ("splits", spread.splits), ("subgroup", self.tuning.subgroup),
         )  # fmt: skip
-        grid = (ceil_div(outputs, wide * per), 1, 1)
+        grid = (ceil_div(outputs, spread.wide * spread.per), 1, 1)
         rec.launch(Variant("matvec", (*shape, *constants)), (*first, *matrix.buffers, *last), grid, node, _SHAPE)
 
-    def _spread(self, outputs: int, k: int) -> tuple[int, int, int]:
-        """Outputs side by side in a workgroup, outputs per thread, and sets of threads that share k.
+    def _spread(self, matrix: Matrix, around: Mapping[str, Constant], outputs: int) -> Spread:
+        """The measured one, else the rule's."""
+        key = ProductKey(str(around["before"]), str(around["after"]), matrix.format, matrix.k, matrix.n)
+        return self.tuning.spreads.get(key) or default_spread(self.tuning, outputs, matrix.k)
 
-        Wide workgroups read x once for many outputs, and many workgroups keep the GPU busy: as wide as leaves enough.
-        """
-        tuning = self.tuning
-        wide = tuning.decode_wide
-        while 2 * wide <= tuning.decode_widest and outputs >= 2 * wide * tuning.workgroups:
-            wide *= 2
-        unit = max(1, tuning.subgroup // wide)  # whole subgroups
-        blocks = ceil_div(k // 32, unit) * unit
-        splits = max(unit, min(blocks, tuning.decode_threads // wide))
-        per = 1
-        most = min(tuning.most_per_thread, splits)  # a workgroup has a thread for each of its outputs
-        while 2 * per <= most and outputs >= 8 * per * wide * tuning.workgroups:
-            per *= 2
-        return wide, per, splits
+
+def default_spread(tuning: Tuning, outputs: int, k: int) -> Spread:
+    """The rule: wide workgroups read x once for many outputs, many keep the GPU busy; as wide as leaves enough."""
+    wide = tuning.decode_wide
+    while 2 * wide <= tuning.decode_widest and outputs >= 2 * wide * tuning.workgroups:
+        wide *= 2
+    unit = max(1, tuning.subgroup // wide)  # whole subgroups
+    blocks = ceil_div(k // 32, unit) * unit
+    splits = max(unit, min(blocks, tuning.decode_threads // wide))
+    per = 1
+    most = min(tuning.most_per_thread, splits)  # a workgroup has a thread for each of its outputs
+    while 2 * per <= most and outputs >= 8 * per * wide * tuning.workgroups:
+        per *= 2
+    return Spread(wide, per, splits)

@@ -1,10 +1,37 @@
 """Which kernel variants an adapter gets.  One place decides; the model code only names operations."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from stepwell.errors import BadRequest
 from stepwell.gpu.device import DeviceInfo
+
+
+class ProductKey(NamedTuple):
+    """A product of a decode step, as far as its speed goes: what is computed around W[n][k], and how W is stored."""
+
+    before: str
+    after: str
+    format: str
+    k: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a workgroup of ``matvec`` shares out its work.
+
+    ``wide`` outputs side by side, ``per`` outputs per thread, ``splits`` sets of ``wide`` threads that share k.
+    """
+
+    wide: int
+    per: int
+    splits: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.per <= self.splits:  # a workgroup has a thread for each of its outputs
+            raise BadRequest(f"{self.per} outputs per thread of {self.splits} sets: 1 to {self.splits} are possible.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +65,7 @@ class Tuning:
     most_per_thread: int = 4  # outputs of its products
     workgroups: int = 128  # that keep the GPU busy
     workgroup_bytes: int = 16384  # of a workgroup's memory
+    spreads: Mapping[ProductKey, Spread] = field(default_factory=dict, hash=False)  # measured ones, before the rule's
 
     def __post_init__(self) -> None:
         if self.subgroups and self.norm_threads != 4:

@@ -1,0 +1,54 @@
+"""How the products of a decode step are shared out over threads: the rule, and the table that goes before it."""
+
+from dataclasses import replace
+
+import pytest
+
+from stepwell.errors import BadRequest
+from stepwell.gpu.device import DeviceInfo
+from stepwell.kernels.fused import FusedOps, default_spread
+from stepwell.kernels.ops import Matrix, ceil_div
+from stepwell.kernels.tuning import ProductKey, Spread, Tuning, tuning_for
+from stepwell.launch.recorder import Launch, Recorder
+from stepwell.memory.buffer import Buffer, Role
+
+LIMITS = {"maxComputeInvocationsPerWorkgroup": 1024, "maxComputeWorkgroupStorageSize": 32768}
+GPU = tuning_for(DeviceInfo("nvidia", "a GPU", "", False, LIMITS, frozenset(), 32, 32))
+
+
+def buffer(handle: int) -> Buffer:
+    return Buffer(handle, 4096, 4096, Role.ACTIVATION, "", 0, 1)
+
+
+def launched(tuning: Tuning, n: int, k: int) -> tuple[dict[str, object], object]:
+    """The constants and the grid of down + residual with a matrix [n][k]."""
+    rec = Recorder(0, 1)
+    matrix = Matrix("u4m", n, k, buffer(3), buffer(4))
+    FusedOps(tuning).product(rec, buffer(1), matrix, buffer(2), "residual", "ffn_down")
+    launch = rec.finish().commands[0]
+    assert isinstance(launch, Launch)
+    return dict(launch.variant.constants), launch.grid
+
+
+@pytest.mark.parametrize(("n", "k"), [(576, 1536), (3072, 8192), (49152, 576), (200064, 3072)])
+def test_the_rule_fills_whole_subgroups_with_a_thread_per_output(n: int, k: int) -> None:
+    spread = default_spread(GPU, n, k)
+    assert (spread.wide * spread.splits) % GPU.subgroup == 0
+    assert spread.wide * spread.splits <= GPU.decode_threads
+    constants, grid = launched(GPU, n, k)
+    assert (constants["wide"], constants["per"], constants["splits"]) == (spread.wide, spread.per, spread.splits)
+    assert grid == (ceil_div(n, spread.wide * spread.per), 1, 1)
+
+
+def test_a_measured_spread_goes_before_the_rule_for_its_product_alone() -> None:
+    measured = Spread(16, 2, 4)
+    assert default_spread(GPU, 576, 1536) != measured
+    tuned = replace(GPU, spreads={ProductKey("plain", "residual", "u4m", 1536, 576): measured})
+    constants, grid = launched(tuned, 576, 1536)
+    assert (constants["wide"], constants["per"], constants["splits"], grid) == (16, 2, 4, (18, 1, 1))
+    assert launched(tuned, 576, 1504) == launched(GPU, 576, 1504)
+
+
+def test_more_outputs_per_thread_than_sets_are_refused() -> None:
+    with pytest.raises(BadRequest, match="4 outputs per thread of 2 sets"):
+        Spread(8, 4, 2)
