@@ -16,6 +16,8 @@ from playwright.sync_api import Browser, Error, sync_playwright
 from harness.errors import SetupError
 
 VARIABLE = "STEPWELL_BROWSER"
+FINE_GPU_CLOCK = "--enable-webgpu-developer-features"
+"""Without it Chromium rounds timestamp queries to about 0.1 ms, which is longer than most kernels take."""
 
 
 class Profile(StrEnum):

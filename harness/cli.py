@@ -134,6 +134,13 @@ def run(
     gpu_time: Annotated[
         bool, typer.Option("--gpu-time", help="Time every pass on the GPU (needs timestamp-query).")
     ] = False,
+    kernel_times: Annotated[
+        bool,
+        typer.Option("--kernel-times", help="After the run, a table of GPU time per kernel (needs timestamp-query)."),
+    ] = False,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Where to write the table of --kernel-times for a document.")
+    ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Where to write the run record.")] = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Where to write the run as a trace for ui.perfetto.dev.")
@@ -149,6 +156,8 @@ def run(
 
     Ctrl-C presses the page's Stop button; what was measured until then is still written.
     """
+    if markdown and not kernel_times:
+        raise SetupError("--markdown is for the table of --kernel-times: give both.")
     if ban_eos and ignore_eos:
         raise SetupError("--ban-eos and --ignore-eos exclude each other.")
     workload = workload or kv_workload(model)
@@ -178,6 +187,7 @@ def run(
         digest=digest,
         gpu_time=gpu_time,
         trace=trace is not None,
+        kernel_times=kernel_times,
     )
     with cli_page.open_page(profile, flag or [], browser, headed, timeout, built, scenario) as (runner, status):
         record = runner.run(scenario, Printer(status), lambda text: status.update(escape(text)))
@@ -185,6 +195,8 @@ def run(
     cli_page.print_runs([record])
     for line in (summary.launch_line(record), *str(record["memory"].get("explanation", "")).splitlines()):
         console.print(f"[dim]·[/] {escape(line)}", highlight=False, soft_wrap=True)
+    if "kernels" in record:
+        cli_page.print_kernels(record, markdown)
     if json:
         records.write(record, json)
         console.print(f"record: {json}", highlight=False, soft_wrap=True)

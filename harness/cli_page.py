@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from harness import summary
-from harness.browser import VARIABLE, Profile, open_browser
+from harness import kernel_report, summary
+from harness.browser import FINE_GPU_CLOCK, VARIABLE, Profile, open_browser
 from harness.errors import SetupError
 from harness.record import Record
 from harness.run import PageRunner
@@ -78,6 +78,8 @@ def open_page(
             raise SetupError(
                 f"the site has no model {scenario.model!r} (it has: {known}). Give the path of a .gguf file."
             )
+    if any(scenario.times_gpu for scenario in wanted) and FINE_GPU_CLOCK not in flags:
+        flags = [*flags, FINE_GPU_CLOCK]
     with (
         SiteServer(site.root) as server,
         open_browser(profile, flags, choice=browser, headed=headed) as (started, arguments),
@@ -108,6 +110,18 @@ def print_runs(found: list[Record]) -> None:
         console.print(summary.token_table(record))
     console.print(summary.summary_table(found))
     print_software_note(found)
+
+
+def print_kernels(record: Record, markdown: Path | None) -> None:
+    """The table of GPU time per kernel, and the same for a document."""
+    console.print(kernel_report.table(record))
+    for line in kernel_report.lines(record):
+        console.print(f"[dim]·[/] {escape(line)}", highlight=False, soft_wrap=True)
+    print_software_note([record])
+    if markdown:
+        markdown.parent.mkdir(parents=True, exist_ok=True)
+        markdown.write_text(kernel_report.markdown(record), encoding="utf-8")
+        print_written(markdown)
 
 
 class Printer:

@@ -72,4 +72,20 @@ def _contradictions(record: Record) -> list[str]:
     ):
         if record["scenario"].get(asked) and missing:
             faults.append(f"$.tokens[{missing[0]['index']}]: the scenario asks for {asked}, there is none")
+    return faults + _kernel_contradictions(record)
+
+
+def _kernel_contradictions(record: Record) -> list[str]:
+    """The table of GPU time per kernel: there when asked for, and complete."""
+    kernels = record.get("kernels")
+    if kernels is None:
+        missing = record["scenario"].get("kernel_times") and record["finish_reason"] != "cancelled"
+        return ["$.kernels: the scenario asks for kernel_times, there is none"] if missing else []
+    faults = []
+    launches = sum(row["launches"] for row in kernels["rows"])
+    if launches != kernels["launches_per_token"]:
+        faults.append(f"$.kernels.rows: they have {launches} launches of {kernels['launches_per_token']}")
+    shares = [row["share"] for row in kernels["rows"] if row["share"] is not None]
+    if shares and abs(sum(shares) - 1) > 1e-6:
+        faults.append(f"$.kernels.rows: the shares come to {sum(shares)}, not 1")
     return faults

@@ -7,6 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from harness import kernel_report
 from harness.errors import SetupError
 from harness.record import Record
 from harness.summary import adapter_name, boundaries, is_software, label, percentile, size, steps, summarise
@@ -80,6 +81,8 @@ def render(records: Sequence[Record]) -> str:
             "series": series,
             "summary": summarise(record),
             "crossings": {token["index"] for token, _, _ in boundaries(record)},
+            "kernels": kernel_report.cells(record["kernels"]) if "kernels" in record else [],
+            "kernel_lines": list(kernel_report.lines(record)) if "kernels" in record else [],
         }
         for series, record in enumerate(records)
     ]
@@ -93,6 +96,8 @@ def render(records: Sequence[Record]) -> str:
         sha256=first["scenario"]["sha256"],
         checks=[same_tokens(records)] if len(records) > 1 else [],
         columns=_COLUMNS,
+        kernel_columns=kernel_report.HEADER,
+        kernel_caption=f"{kernel_report.TITLE}. {kernel_report.CAPTION}",
     )
 
 

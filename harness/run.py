@@ -38,7 +38,7 @@ _CLEAR_OPTIONS = """() => {
     else if (control.options) control.selectedIndex = initial(control);
     else control.value = control.defaultValue;
   }
-  for (const name of ["raw", "hard", "digest", "gpu_time", "trace"]) {
+  for (const name of ["raw", "hard", "digest", "gpu_time", "trace", "kernel_times"]) {
     if (form.elements[name]) form.elements[name].checked = false;
   }
 }"""

@@ -55,6 +55,7 @@ class Scenario:
     digest: bool = False
     gpu_time: bool = False
     trace: bool = False
+    kernel_times: bool = False
 
     def __post_init__(self) -> None:
         _check_options(self.policy, self.policy_options, self.launch)
@@ -66,6 +67,8 @@ class Scenario:
                 raise SetupError(f"{self.workload} has no model and takes no prompt.")
             if self.digest:
                 raise SetupError(f"--digest is of a model's logits; {self.workload} has none: its ids are checksums.")
+            if self.kernel_times:
+                raise SetupError(f"--kernel-times is of a model's decode step; {self.workload} has none.")
             return
         if self.start is not None:
             raise SetupError("--from is for a workload: a model starts at its prompt.")
@@ -133,10 +136,15 @@ class Scenario:
         return {name: str(value) for name, value in values.items()}
 
     @property
+    def times_gpu(self) -> bool:
+        """Whether the GPU's clock is read: then it should be a fine one."""
+        return self.gpu_time or self.kernel_times
+
+    @property
     def switches(self) -> tuple[str, ...]:
         """The checkboxes that are on; all others are off."""
         on = {"hard": self.hard_budget, "digest": self.digest, "gpu_time": self.gpu_time, "trace": self.trace}
-        on["raw"] = self.raw and self.workload is None
+        on |= {"kernel_times": self.kernel_times, "raw": self.raw and self.workload is None}
         return tuple(name for name, value in on.items() if value)
 
 

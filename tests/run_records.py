@@ -98,3 +98,56 @@ def make_record(
             "workspace_bytes": 0,
         },
     }
+
+
+KERNELS: dict[str, Any] = {
+    "steps": 24,
+    "position": 44,
+    "launches_per_token": 165,
+    "clock_us": 0.032,
+    "coarse_clock": False,
+    "pass_us": 8.0,
+    "us_per_token": 2420.5,
+    "net_us_per_token": 1100.5,
+    "plain_read_gb_s": 4150.0,
+    "plain_read_bytes": 1 << 30,
+    "weights": {
+        "launches": 129,
+        "bytes_per_token": 2_400_000_000,
+        "us_per_token": 2032.0,
+        "net_us_per_token": 1000.0,
+        "gb_s": 2400.0,
+        "share_of_plain_read": 2400 / 4150,
+    },
+    "rows": [
+        {
+            "node": node,
+            "kernel": kernel,
+            "shape": shape,
+            "format": "u4" if shape else "",
+            "launches": launches,
+            "us_per_launch": 8 + net,
+            "net_us_per_launch": net,
+            "us_per_token": launches * (8 + net),
+            "net_us_per_token": launches * net,
+            "bytes_per_launch": nbytes,
+            "gb_s": nbytes / net / 1e3 if nbytes and net else None,
+            "share": launches * net / 1100.5,
+        }
+        for node, kernel, shape, launches, net, nbytes in (
+            ("gate_up", "matvec", "3072 x 16384", 32, 16.0, 31457280.0),
+            ("ffn_down", "matvec", "8192 x 3072", 32, 10.0, 15728640.0),
+            ("output", "matvec", "3072 x 200064", 1, 168.0, 384122880.0),
+            ("attention", "attention_decode", "", 64, 1.5625, 188416.0),
+            ("<argmax>", "argmax", "", 35, 0.0, 0.0),
+            ("embed", "embed", "3072 x 200064", 1, 0.5, 1920.0),
+        )
+    ],
+}
+"""The table of a GPU, as a record has it."""
+
+
+def with_kernels(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The record of a run that was asked for the table."""
+    record["scenario"]["kernel_times"] = True
+    return {**record, "kernels": {**KERNELS, **changes}}

@@ -7,7 +7,7 @@ const TEXTS = ["prompt", "prompt_ids", "stop"];
 const CHOICES = ["model", "kv", "policy", "eos"];
 /** Formats of synthetic weights; listed once Python has told which there are, the default first. */
 const FORMAT = "format";
-const SWITCHES = ["raw", "hard", "digest", "gpu_time", "trace"];
+const SWITCHES = ["raw", "hard", "digest", "gpu_time", "trace", "kernel_times"];
 /** Radios that exist, all of them, only once Python has told what there is. */
 const LATE_CHOICES = ["model", "kv", "policy"];
 /** Controls of the chosen policy's options are named by this and the option's name. */
@@ -35,7 +35,7 @@ export function readRequest(form) {
     ban_eos: fields.eos.value === "ban",
     ignore_eos: fields.eos.value === "ignore",
     stop: stopStrings(fields.stop.value),
-    ...switchedOn(fields, ["digest"]),
+    ...switchedOn(fields, ["digest", "kernel_times"]),
   };
 }
 

@@ -230,6 +230,12 @@ class Frontend:
         prompt_ids = model.prompt_ids(request)
         limit = model.llama.config.context_length
         context = request.context or min(limit, len(prompt_ids) + request.tokens)
+        timer = None
+        if request.kernel_times:
+            from stepwell.profiling import kernel_times  # not at the start of the page
+
+            kernel_times.check(launcher.device, len(prompt_ids) + request.tokens, context)
+            timer = self._opened().get(kernel_times.timing_options(request.launch_options))
         _start_afresh(launcher.pool, request)
         session = DecodeSession(model.llama, launcher, kv=request.kv, context=context, spans=spans)
         record = RunRecord(
@@ -246,6 +252,12 @@ class Frontend:
             detokenizer = model.detokenizer(skip_special=not generation.ignore_eos)
             await self._answer(session, record, generation, stops, detokenizer)
             await self._sum_up(launcher, record, spans)
+            if timer is not None and not session.cancelled:
+                self._outbox.enter("decode", "Timing each kernel")
+                token = record.token_ids[-1]
+                record.kernels = await kernel_times.time_kernels(session, token, generation, timer)
+                if record.kernels is None:
+                    record.finish_reason = "cancelled"  # not all that was asked for
         return record
 
     async def _grow(self, launcher: Launcher, request: Request, spans: SpanLog | None) -> RunRecord:

@@ -13,7 +13,8 @@ SCHEMA = 2
 class RunRecord:
     """Grows with the run; ``as_dict`` is what is exported.  ``tokens[0]`` is the prefill: its ``ms`` is the TTFT.
 
-    ``before`` is the launcher's report at the start: what it counts is of all its runs.
+    ``before`` is the launcher's report at the start: what it counts is of all its runs.  ``kernels`` is what
+    ``profiling/kernel_times.py`` measured after the run, None unless that was asked for.
     """
 
     scenario: dict[str, Any]
@@ -26,6 +27,7 @@ class RunRecord:
     tokens: list[dict[str, Any]] = field(default_factory=list)
     _memory: dict[str, Any] = field(default_factory=dict)
     _launch: dict[str, Any] = field(default_factory=dict)
+    kernels: dict[str, Any] | None = None
 
     def add(self, event: TokenEvent, text: str) -> dict[str, Any]:
         """Append a token, which must have been measured; returns its entry."""
@@ -78,6 +80,7 @@ class RunRecord:
             "tokens": self.tokens,
             "memory": self._memory,
             "launch": self._launch,
+            **({} if self.kernels is None else {"kernels": self.kernels}),
         }
 
 

@@ -17,6 +17,8 @@ class Request:
 
     The prompt is a text, or ``prompt_ids`` as they are, or ``prompt_length`` pseudo-random ids, by ``seed``.
 
+    ``kernel_times``: after the run, the GPU time of each kernel in the step behind the last token.
+
     ``policy_options`` are checked by the policy's own table.  ``launch`` holds fields of LaunchOptions.
     """
 
@@ -45,6 +47,7 @@ class Request:
     digest: bool = False
     gpu_time: bool = False
     trace: bool = False
+    kernel_times: bool = False
 
     @classmethod
     def from_json(cls, text: str) -> "Request":
@@ -61,6 +64,8 @@ class Request:
             raise BadRequest(f"budget_mib is {request.budget_mib}; it must be 1 MiB or more, or left out.")
         if request.digest and request.workload is not None:
             raise BadRequest(f"digest is of a model's logits; {request.workload} has none: leave it out.")
+        if request.kernel_times and request.workload is not None:
+            raise BadRequest(f"kernel_times is of a model's decode step; {request.workload} has none: leave it out.")
         _ = request.launch_options
         return request
 

@@ -236,8 +236,28 @@ function launchSummary({ launch = {} }, tokens) {
   };
 }
 
+/** What two kernels took; on a CPU adapter by a clock that was too coarse to tell. */
+function kernelTable() {
+  const net = { us_per_token: 600, net_us_per_token: 400, gb_s: SOFTWARE ? null : 2000 };
+  const row = { node: "gate_up", kernel: "matvec", shape: "576 x 3072", format: "u4m", launches: 30, bytes_per_launch: 3 << 20 };
+  return {
+    ...{ steps: 24, position: 65, launches_per_token: 31, clock_us: SOFTWARE ? 65.536 : 0.032, coarse_clock: SOFTWARE },
+    ...{ pass_us: 8, us_per_token: 700, net_us_per_token: 500, plain_read_gb_s: 4000, plain_read_bytes: 1 << 30 },
+    weights: { launches: 30, bytes_per_token: 90 << 20, ...net, share_of_plain_read: SOFTWARE ? null : 0.5 },
+    rows: [
+      { ...row, us_per_launch: 20, net_us_per_launch: 13.3, ...net, share: 0.8 },
+      {
+        ...{ node: "argmax", kernel: "argmax", shape: "", format: "", launches: 1, us_per_launch: 100 },
+        ...{ net_us_per_launch: 100, us_per_token: 100, net_us_per_token: 100, bytes_per_launch: 0, gb_s: null },
+        share: 0.2,
+      },
+    ],
+  };
+}
+
 function record(request, tokens) {
   return {
+    ...(request.kernel_times ? { kernels: kernelTable() } : {}),
     ...(OLDER ? {} : { launch: launchSummary(request, tokens) }),
     schema: OLDER ? 1 : 2,
     scenario: { model: request.workload ?? "stub", sha256: null, ...request },

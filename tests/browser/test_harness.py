@@ -118,6 +118,27 @@ def test_time_on_the_gpu_through_the_form(runner: PageRunner) -> None:
             runner.run(scenario)
 
 
+def test_gpu_time_per_kernel_through_the_form(runner: PageRunner) -> None:
+    """The demo model's table; the browser of these tests may round the GPU's clock, and the record says so."""
+    record = runner.run(Scenario("1, 2, 3,", tokens=4, raw=True, kernel_times=True))
+    kernels = record["kernels"]
+    assert kernels["launches_per_token"] == record["tokens"][-1]["launches"] == 274
+    assert sum(row["launches"] for row in kernels["rows"]) == 274
+    assert sum(row["share"] for row in kernels["rows"]) == pytest.approx(1)
+    assert kernels["position"] == record["tokens"][-1]["position"]
+    assert kernels["coarse_clock"] == (kernels["clock_us"] is None or kernels["clock_us"] >= 10)
+    layers, hidden, turns_bytes = 30, 576, 20 * 32 * 2 * 4
+    vectors_bytes = (2 * layers + 1) * 4 * hidden
+    held = record["memory"]["by_role"]["weights"]["requested_bytes"]
+    assert kernels["weights"]["bytes_per_token"] + vectors_bytes + turns_bytes == held
+    assert 0 < kernels["weights"]["net_us_per_token"] < kernels["us_per_token"]
+    assert kernels["weights"]["gb_s"] > 0 and kernels["plain_read_gb_s"] > 0
+    panel = runner.page.locator("#kernels")
+    assert panel.locator("tbody tr").count() == len(kernels["rows"])
+    assert panel.locator(".alarm").count() == int(kernels["coarse_clock"])
+    assert runner.page.locator("#kernels tbody th").all_inner_texts() == [row["node"] for row in kernels["rows"]]
+
+
 def test_an_ablation_of_some_arms(runner: PageRunner) -> None:
     plan = ablate.Plan(ablate.choose_arms("+shared pass,+plan replay"), 12, 1, Scenario("1, 2, 3,", raw=True), skip=6)
     main, shared, replay = ablate.run_plan(plan, runner.run, lambda _: None).rows

@@ -600,6 +600,7 @@ TESTED_ELSEWHERE = {
     "matvec": "test_fused_kernels.py",
     "rope_turns": "test_fused_kernels.py",
     "attention_decode": "test_fused_kernels.py",
+    "plain_read": "test_kernel_times_browser.py",
     "noise": "test_synthetic_browser.py",
 }
 

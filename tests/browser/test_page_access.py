@@ -24,7 +24,7 @@ def audit(page: Page) -> None:
 @pytest.fixture(params=["light", "dark"])
 def busy_page(request: pytest.FixtureRequest, open_page: Opened) -> Page:
     """Everything the page can show at once: two runs, a warning, a banner, an error, opened tables."""
-    page = open_page("?kv=none", software=True, color_scheme=request.param)
+    page = open_page("?kv=none&kernel_times=1", software=True, color_scheme=request.param)
     state(page, "ready")
     run(page, tokens="6", prompt="differ", policy="adaptive")
     run(page, policy="bucket")
@@ -34,6 +34,7 @@ def busy_page(request: pytest.FixtureRequest, open_page: Opened) -> Page:
     page.click("#run")
     state(page, "error")
     expect(page.locator("#runs .alarm")).to_be_visible()
+    expect(page.locator("#kernels .alarm")).to_be_visible()
     return page
 
 
@@ -67,7 +68,9 @@ def test_names_contrast_and_targets_of_the_launch_path(open_page: Opened, scheme
 
 
 def test_320_pixels_and_reduced_motion_need_no_sideways_scrolling(open_page: Opened) -> None:
-    page = open_page("?tokens=5", software=True, viewport={"width": 320, "height": 640}, reduced_motion="reduce")
+    page = open_page(
+        "?tokens=5&kernel_times=1", software=True, viewport={"width": 320, "height": 640}, reduced_motion="reduce"
+    )
     state(page, "ready")
     page.locator("#launch summary").click()
     page.click("#ab-run")

@@ -56,7 +56,7 @@ def test_only_what_differs_from_the_default_is_sent(open_page: Opened) -> None:
     page = ready(open_page)
     run(page, prompt="Hi")
     untouched = asked(page)[-1]
-    assert {"launch", "digest", "gpu_time", "trace"} & untouched.keys() == set()
+    assert {"launch", "digest", "gpu_time", "trace", "kernel_times"} & untouched.keys() == set()
     page.locator("#launch summary").click()
     page.uncheck("[name=launch-replay]")
     page.fill("[name=launch-submit_every]", "64")
@@ -112,13 +112,14 @@ def test_the_query_string_has_the_switches(open_page: Opened) -> None:
 
 
 def test_a_workload_has_the_switches_and_no_digest(open_page: Opened) -> None:
-    page = ready(open_page, "?model=kv64&start=9&tokens=4&launch-shared_pass=0&digest=1&gpu_time=1")
+    page = ready(open_page, "?model=kv64&start=9&tokens=4&launch-shared_pass=0&digest=1&gpu_time=1&kernel_times=1")
     page.locator("#launch summary").click()
     expect(page.locator("[name=digest]")).to_be_hidden()
+    expect(page.locator("[name=kernel_times]")).to_be_hidden()
     run(page)
     (request,) = asked(page)
     assert request["launch"] == {"shared_pass": False} and request["gpu_time"] is True
-    assert "digest" not in request
+    assert {"digest", "kernel_times"} & request.keys() == set()
 
 
 def test_what_is_out_of_range_is_shown_and_not_sent(open_page: Opened) -> None:
@@ -167,6 +168,44 @@ def test_counters_of_the_launch_path(open_page: Opened) -> None:
     assert page.locator("#launch .aside[data-option]").all_inner_texts() == ["244 passes", "244 new", "0\xa0%"]
     rows = {row[0]: row[1:] for row in table_rows(page, "counters")}
     assert rows["Not replayed"] == ["off 10"]
+
+
+def test_gpu_time_per_kernel_of_the_newest_run_that_has_it(open_page: Opened) -> None:
+    page = ready(open_page, "?tokens=4")
+    panel = page.locator("#kernels")
+    run(page)
+    expect(panel).to_be_hidden()
+    page.locator("#launch summary").click()
+    page.get_by_role("checkbox", name="GPU time per kernel").check()
+    run(page)
+    assert [request.get("kernel_times") for request in asked(page)] == [None, True]
+    assert page.url.endswith("&kernel_times=1")
+    expect(panel.locator(".aside")).to_have_text("run B, 24 steps at position 65")
+    assert table_rows(page, "kernels") == [
+        ["gate_up", "matvec", "576 x 3072 u4m", "30", "20", "13.3", "400", "3\xa0MiB", "2,000", "80\xa0%"],
+        ["argmax", "argmax", "–", "1", "100", "100", "100", "–", "–", "20\xa0%"],  # noqa: RUF001
+    ]
+    found = panel.inner_text().replace("\xa0", " ")
+    assert "90 MiB of weights per token in 400 µs: 2,000 GB/s" in found
+    assert "50 % of the 4,000 GB/s of a kernel that only reads (1 GiB)" in found
+    assert "All 31 launches: 500 µs net, 700 µs with their passes, of which an empty one takes 8 µs." in found
+    expect(panel.locator(".alarm")).to_have_count(0)
+    scroller = panel.get_by_role("region", name="GPU time per kernel of one decode step")
+    expect(scroller).to_have_attribute("tabindex", "0")
+    page.uncheck("[name=kernel_times]")
+    scroller.evaluate("node => { node.mine = true; }")
+    run(page)  # the table stays, and says whose it is
+    expect(panel.locator(".aside")).to_contain_text("run B")
+    assert scroller.evaluate("node => node.mine") is True
+    assert open_page.problems == []
+
+
+def test_a_coarse_gpu_clock_is_an_alarm(open_page: Opened) -> None:
+    page = ready(open_page, "?tokens=4&kernel_times=1", software=True)
+    run(page)
+    expect(page.locator("#kernels [role=status]")).to_contain_text("moves in steps of 65.5 µs")
+    expect(page.locator("#kernels .alarm")).to_contain_text("--enable-webgpu-developer-features")
+    assert table_rows(page, "kernels")[0][8] == "–"  # noqa: RUF001
 
 
 def test_the_trace_is_kept_for_scripts_and_to_download(open_page: Opened) -> None:

@@ -43,7 +43,7 @@ def test_form_has_the_controls_of_the_document(open_page: Opened) -> None:
     numbers += ("prompt_length",)
     numbers += ("option-window", "option-growth")  # of the chosen policy
     numbers += tuple(f"launch-{name}" for name in ("submit_every", "submit_every_ms", "readback_depth", "bind_groups"))
-    switches = ("raw", "hard", "digest", "gpu_time", "trace")
+    switches = ("raw", "hard", "digest", "gpu_time", "trace", "kernel_times")
     switches += tuple(f"launch-{name}" for name in ("shared_pass", "bind_group_cache", "replay"))
     assert kinds == {
         **dict.fromkeys(("model", "kv", "policy"), "radio"), **dict.fromkeys(numbers, "number"),
@@ -297,6 +297,7 @@ def test_every_control_is_reached_by_tab(open_page: Opened) -> None:
         "launch-params",
         "digest",
         "gpu_time",
+        "kernel_times",
         "trace",
         "ab-rounds",
         "ab-run",

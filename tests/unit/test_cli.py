@@ -15,7 +15,7 @@ from harness.browser import Profile
 from harness.errors import RunError, SetupError
 from harness.scenario import Kv, Scenario, escape_stop, read_prompt
 from stepwell.memory.policies import POLICIES
-from tests.run_records import make_record
+from tests.run_records import make_record, with_kernels
 
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
 
@@ -75,6 +75,8 @@ REFUSED = {
     "ids of a workload": (["--workload", "kv64", "--prompt-ids", "1"], "takes no prompt"),
     "synthetic model": (["--prompt", "x", "--model", "synthetic:gpt-5"], "there are smollm2-135m, llama-3.2-1b"),
     "synthetic weights": (["--prompt", "x", "--model", "synthetic:smollm2-135m:Q9"], "there are F32, F16"),
+    "kernels of a workload": (["--workload", "kv64", "--kernel-times"], "kv64 has none"),
+    "markdown of nothing": (["--prompt", "x", "--markdown", "x.md"], "--kernel-times: give both"),
     "digest of a workload": (["--workload", "kv64", "--digest"], "kv64 has none"),
 }
 
@@ -193,6 +195,35 @@ def test_launch_options_and_measures_reach_the_page(tmp_path: Path, monkeypatch:
     assert out.read_text() == '{"traceEvents":[]}'
     assert runner.invoke(cli.app, ["run", "--prompt", "Hi"]).exit_code == 0  # and no trace is asked for
     assert page.scenarios[1].switches == ()
+
+
+def test_the_table_of_kernels_is_shown_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = FakePage(with_kernels(make_record([30, 10])))
+    page.install(monkeypatch)
+    out = tmp_path / "deep" / "kernels.md"
+    done = runner.invoke(cli.app, ["run", "--prompt", "Hi", "--kernel-times", "--markdown", str(out)])
+    assert done.exit_code == 0, done.output
+    assert page.scenarios == [Scenario("Hi", kernel_times=True)]
+    assert page.scenarios[0].switches == ("kernel_times",)
+    assert "GPU time per kernel" in done.output and "58% of the 4,150 GB/s" in done.output
+    assert "| gate_up | matvec | 3072x16384 u4 | 32 |" in out.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("options", "fine"), [((), False), (("--gpu-time",), True), (("--kernel-times",), True)])
+def test_a_browser_whose_gpu_is_timed_has_a_fine_clock(
+    options: tuple[str, ...], fine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "manifest.json").write_text('{"files": {}, "models": []}')
+    given: list[list[str]] = []
+
+    def opened(profile: Profile, flags: list[str], **_: object) -> Any:
+        given.append(flags)
+        raise SetupError("enough")
+
+    monkeypatch.setattr(cli_page, "open_browser", opened)
+    arguments = ["run", "--prompt", "x", "--site", str(tmp_path), "--model", "synthetic:smollm2-135m", "--flag=--mine"]
+    assert exit_code(monkeypatch, *arguments, *options) == 2
+    assert given == [["--mine", *(["--enable-webgpu-developer-features"] if fine else [])]]
 
 
 def test_a_cancelled_run_is_written_and_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from stepwell.decode.timing import StepCounters, StepTiming
 from stepwell.launch.options import LaunchOptions
 from stepwell.memory.buffer import Role
 from stepwell.memory.ledger import RoleReport
-from tests.run_records import make_record
+from tests.run_records import KERNELS, make_record, with_kernels
 
 Change = Callable[[dict[str, Any]], Any]
 
@@ -72,8 +72,26 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "params": (lambda r: r["launch"].update(params="auto"), r"\$\.launch\.params"),
     "options": (lambda r: r["launch"]["options"].pop("replay"), "'replay' is a required"),
     "plans": (lambda r: r["launch"]["plans"]["refused"].update(tired="very"), r"refused\.tired"),
+    "no kernels": (
+        lambda r: r["scenario"].update(kernel_times=True),
+        r"\$\.kernels: the scenario asks for kernel_times",
+    ),
+    "kernels": (lambda r: r.update(kernels={}), r"\$\.kernels: 'steps' is a required"),
+    "kernel launches": (lambda r: r.update(kernels={**KERNELS, "launches_per_token": 4}), "165 launches of 4"),
+    "kernel shares": (
+        lambda r: r.update(kernels={**KERNELS, "rows": KERNELS["rows"][:1], "launches_per_token": 32}),
+        "not 1",
+    ),
     "variants": (lambda r: r["launch"]["variants"]["matmul"].pop("shapes"), "shapes"),
 }
+
+
+def test_a_table_of_kernels_is_in_the_record_that_asks_for_it() -> None:
+    record = with_kernels(make_record([30, 10]))
+    assert records.check(record) is record
+    del record["kernels"]
+    record["finish_reason"] = "cancelled"
+    assert records.check(record) is record
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from harness import report, summary
+from harness import kernel_report, report, summary
 from harness.errors import SetupError
-from tests.run_records import make_record
+from tests.run_records import make_record, with_kernels
 
 
 def test_percentile() -> None:
@@ -78,6 +78,40 @@ def test_tables_of_nothing() -> None:
     assert "static, adaptive" in shown(summary.token_table(make_record([])), summary.summary_table([make_record([])]))
 
 
+def test_the_table_of_kernels_fits_a_terminal() -> None:
+    record = with_kernels(make_record([100, 10, 10]))
+    text = shown(kernel_report.table(record))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    rows = [line.split() for line in text.splitlines()]
+    assert ["gate_up", "matvec", "3072x16384", "u4", "32", "24.0", "16.0", "512", "31.5", "1,966", "46.5%"] in rows
+    assert ["<argmax>", "argmax", "-", "35", "8.0", "0.0", "0", "-", "-", "0.0%"] in rows
+    products, whole, method = kernel_report.lines(record)
+    assert "2,400.0 MB per token in 1,000 µs net (2,032 µs with their 129 passes), 2,400 GB/s" in products
+    assert products.endswith("58% of the 4,150 GB/s of a plain read of 1,024 MiB")
+    assert "all 165 launches: 1,100 µs net" in whole and "an empty pass takes 8.0 µs" in whole
+    assert "24 steps at position 44, measured after the run" in method
+
+
+def test_what_the_table_of_kernels_cannot_tell() -> None:
+    record = with_kernels(
+        make_record([100, 10, 10]), coarse_clock=True, clock_us=65.536, plain_read_gb_s=None, plain_read_bytes=None
+    )
+    products, *_, warning = kernel_report.lines(record)
+    assert "no plain read to compare with" in products
+    assert "steps of 65.5 µs" in warning and "--enable-webgpu-developer-features" in warning
+    record["kernels"]["clock_us"] = None
+    assert "did not move at all" in list(kernel_report.lines(record))[-1]
+
+
+def test_the_table_of_kernels_for_a_document() -> None:
+    text = kernel_report.markdown(with_kernels(make_record([100, 10, 10])))
+    assert text.startswith("tiny on google swiftshader, static KV. ")
+    table = [line.split(" | ") for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + 6
+    assert {len(row) for row in table} == {len(kernel_report.HEADER)}
+    assert "- products with weights: 2,400.0 MB per token" in text
+
+
 class Tags(HTMLParser):
     """Collects tags, attributes and text, and checks that elements are closed in order."""
 
@@ -134,6 +168,13 @@ def test_the_report_is_one_file_with_everything_in_it() -> None:
     ):
         assert words in tags.words
     assert "url(" not in report.render(RUNS)
+
+
+def test_the_report_has_the_table_of_kernels() -> None:
+    tags = parse(report.render([RUNS[0], with_kernels(make_record([100.0] + [10.0] * 9, kv="grow"))]))
+    for words in ("GPU time per kernel of one decode step", "3072x16384 u4", "<argmax>", "58% of the 4,150 GB/s"):
+        assert tags.words.count(words) == 1
+    assert "GPU time per kernel" not in parse(report.render(RUNS[:1])).words
 
 
 def test_what_the_model_wrote_is_text() -> None:

@@ -5,6 +5,7 @@ import { cache } from "./cache.js";
 import { comparison } from "./comparison.js";
 import { counters } from "./counters.js";
 import { chips, environment } from "./environment.js";
+import { kernels } from "./kernels.js";
 import { latency } from "./latency.js";
 import { launch } from "./launch.js";
 import { memory } from "./memory.js";
@@ -17,5 +18,5 @@ import { sampling } from "./sampling.js";
 export const PLACES = {
   chips: [chips],
   side: [model, cache, launch, sampling, environment],
-  work: [pattern, answer, comparison, ab, latency, pool, memory, counters, runs],
+  work: [pattern, answer, comparison, ab, latency, kernels, pool, memory, counters, runs],
 };

@@ -35,6 +35,7 @@ const MEASURED = {
 const MEASUREMENTS = [
   ["digest", "Digest of the logits", "16 hex digits per token; reading all logits costs time", "model-only"],
   ["gpu_time", "GPU time", "time stamps around every pass, where the device has timestamp-query", ""],
+  ["kernel_times", "GPU time per kernel", "a table, measured behind the run by repeating a step with a pass per launch", "model-only"],
   ["trace", "Chrome trace", "the spans of Python, encoding, submission and waiting, for Perfetto or chrome://tracing", ""],
 ];
 

@@ -14,6 +14,7 @@ from stepwell.decode.stepper import PREFILL_ROWS, Flight, Stepper, Want
 from stepwell.decode.timing import NOTHING, Cost, StepTiming, TokenEvent
 from stepwell.errors import BadRequest, BudgetExceeded, ContextFull, DeviceLost, OutOfMemory, PoolError, StepwellError
 from stepwell.launch.launcher import Launcher
+from stepwell.launch.recorder import Step
 from stepwell.launch.spans import SpanLog
 from stepwell.models.llama import Llama
 
@@ -72,6 +73,8 @@ class DecodeSession:
         self._model = model
         self._launcher = launcher
         self._pool = pool = launcher.pool
+        # bytes of K and V of one position in one layer
+        self.position_bytes = 2 * model.kv_width_bytes
         self._context = context
         self._spans = spans
         self._cancelled = False
@@ -79,7 +82,7 @@ class DecodeSession:
         self._history: list[int] = []
         self._flights: deque[Flight] = deque()  # issued decode steps whose results are to come, oldest first
         self._current: object = None  # the generation under way; an older one may still be closed by the event loop
-        number = pool.new_session()
+        self._number = number = pool.new_session()
         make_cache, _ = KV_MODES[kv]
         self._cache = make_cache(pool, config.n_layers, model.kv_width_bytes, context)
         try:
@@ -153,6 +156,30 @@ class DecodeSession:
         finally:
             if self._current is current:
                 await self._settle()
+
+    async def rehearse(self, token: int, generation: Generation, launcher: Launcher) -> AsyncGenerator[Step, None]:
+        """Issue the step of ``token``, the last one of a generation that has ended, again and again; none is committed.
+
+        Each is recorded live through ``launcher`` (of the same device and pool) and yielded while it is under way: when
+        the iterator goes on, or is closed, the step has not happened.  Raises what a step raises, ContextFull too.
+        """
+        self._check([token])
+        await self._settle()
+        stepper = Stepper(self._model, launcher, self._cache, self._number, self._context)
+        try:
+            stepper.configure(generation.want, 0)
+            while True:
+                flight = await self._pool.retrying(lambda: stepper.issue([token], 1, live=True))
+                assert flight.step is not None and flight.read is not None
+                try:
+                    yield flight.step
+                    await flight.read
+                finally:
+                    with suppress(StepwellError):  # raised above, or of a step that nobody waited for
+                        await flight.read
+                    self._cache.abandon()
+        finally:
+            stepper.close()
 
     def close(self) -> None:
         """Give every buffer back.  Safe to call twice."""

@@ -50,6 +50,7 @@ class Flight:
     issued_ms: tuple[float, float]  # from, to
     refused: str | None
     cost: Cost  # of issuing it
+    step: Step | None = None  # what was recorded, of a step that was issued live
 
     @property
     def encode_ms(self) -> float:
@@ -101,6 +102,7 @@ class Stepper:
         the device raise; the step is abandoned then, and all that are in flight.
         """
         start = now_ms()
+        step = None
         self._pool.begin_run(self._number)
         scope = self._scope(rows)
         try:
@@ -129,7 +131,7 @@ class Stepper:
             raise
         scope.end_step()
         read = self._launcher.read(staging, self._nbytes) if staging is not None else None
-        return Flight(read, (start, now_ms()), refused, self.meter.take())
+        return Flight(read, (start, now_ms()), refused, self.meter.take(), step)
 
     def abandon(self) -> None:
         """No step under way has happened; what they left in the workspaces, or failed to get for them, goes too."""

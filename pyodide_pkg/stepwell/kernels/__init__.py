@@ -34,6 +34,7 @@ KERNELS: Mapping[str, str] = {
     "rope_turns": "the rotation of the step's position, per pair of a head",
     "attention_decode": "one chunk of attention of one row: for GPUs",
     "noise": "random weights in the layout of matmul, for models without a file",
+    "plain_read": "sums of what is read: the bandwidth of memory; without loads, the least that a launch can do",
     "kv_pattern": "writes and reads the buffers of the growing-KV workload, in integers that the host can foretell",
 }
 

@@ -1,0 +1,75 @@
+"""Which launch of a step is what: its row of the table, and the bytes that it has to read."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from stepwell.gpu.device import Binding
+from stepwell.kernels.layouts import LAYOUTS
+from stepwell.launch.recorder import Constant, Launch
+from stepwell.memory.buffer import Buffer, Role
+
+
+class Kernel(NamedTuple):
+    """A row of the table: launches of one node that run the same kernel on a matrix of one shape.
+
+    ``shape`` is ``k x n`` of a product (its input, its outputs with those that SwiGLU puts together), ``width x rows``
+    of the embedding's table, else empty; ``format`` is the layout of the matrix, empty without one.
+    """
+
+    node: str
+    kernel: str
+    shape: str
+    format: str
+
+
+class Attributed(NamedTuple):
+    """A launch: its row, whether it is a product with a weight matrix, and what it reads of memory at the least.
+
+    ``weight_bytes``: the weight buffers that it binds (words, scales, norms), of the embedding only the rows of its
+    tokens.  ``kv_bytes``: K and V of the positions that attention sees.  Activations are not counted.
+    """
+
+    kernel: Kernel
+    is_product: bool
+    weight_bytes: int
+    kv_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes
+
+
+def attribute(
+    launch: Launch, leases: Mapping[int, Buffer], *, rows: int, length: int, position_bytes: int
+) -> Attributed:
+    """What ``launch`` is, in a step of ``rows`` tokens that ends at ``length`` positions.
+
+    ``leases`` are the pool's by handle, ``position_bytes`` those of K and V of one position in one layer.
+    """
+    name = launch.variant.kernel
+    constants = dict(launch.variant.constants)
+    found = [lease for handle in handles(launch) if (lease := leases.get(handle)) is not None]
+    weights = sum(lease.requested for lease in found if lease.role is Role.WEIGHTS)
+    is_product = {"format", "k", "n"} <= constants.keys()
+    shape = ""
+    if is_product:
+        shape = f"{constants['k']} x {constants['n']}"
+    elif name == "embed":
+        shape = f"{constants['width']} x {constants['vocab']}"
+        weights = rows * _row_bytes(constants)
+    kv = 0
+    if name.startswith("attention") and any(lease.role is Role.KV for lease in found):
+        window = constants.get("window", 0)
+        kv = position_bytes * (min(length, window) if isinstance(window, int) and window else length)
+    kernel = Kernel(launch.node, name, shape, str(constants.get("format", "")))
+    return Attributed(kernel, is_product, weights, kv)
+
+
+def handles(launch: Launch) -> set[int]:
+    """Of the buffers that it binds."""
+    return {entry.buffer if isinstance(entry, Binding) else entry for entry in launch.buffers}
+
+
+def _row_bytes(constants: Mapping[str, Constant]) -> int:
+    layout, width = LAYOUTS[str(constants["format"])], int(constants["width"])  # type: ignore[arg-type]
+    return layout.words_bytes(1, width) + layout.scales_bytes(1, width)

@@ -1,0 +1,98 @@
+"""What the adapter's memory delivers to a kernel that only reads, and what a compute pass costs that does nothing."""
+
+from typing import NamedTuple
+
+from stepwell.errors import BudgetExceeded, OutOfMemory
+from stepwell.gpu.device import DeviceInfo
+from stepwell.kernels.ops import Matrix, Ops
+from stepwell.kernels.tuning import tuning_for
+from stepwell.launch.launcher import Launcher
+from stepwell.launch.recorder import Recorder, Step, Variant
+from stepwell.memory.buffer import Buffer, Role
+
+THREADS = 256
+LOADS = 16  # of 16 bytes, per thread
+UNIT_BYTES = THREADS * LOADS * 16  # that a workgroup reads
+COLUMNS = 4096  # of the random matrix that is read
+GPU_BYTES = 1 << 30  # far beyond every cache, and long beside the cost of a pass
+CPU_BYTES = 16 << 20
+LEAST_BYTES = 64 << 20  # less would fit caches
+REPEATS = 8
+
+
+class PlainRead(NamedTuple):
+    """``us``: the fastest of several passes that read ``nbytes`` once, less what an empty pass takes."""
+
+    nbytes: int
+    us: float
+
+    @property
+    def gb_s(self) -> float | None:
+        """None when the clock is too coarse to tell."""
+        return self.nbytes / self.us / 1e3 if self.us > 0 else None
+
+
+def record_read(rec: Recorder, words: Buffer, sums: Buffer, nbytes: int) -> None:
+    """sums[i] = the sum of what thread i reads of ``words``; ``nbytes`` is a multiple of UNIT_BYTES."""
+    variant = Variant("plain_read", (("loads", LOADS), ("threads", THREADS)))
+    rec.launch(variant, (sums, words), (nbytes // UNIT_BYTES, 1, 1))
+
+
+def record_nothing(rec: Recorder, sums: Buffer, times: int) -> None:
+    """``times`` launches that write the same word: they wait for each other as the launches of a step do."""
+    for _ in range(times):
+        rec.launch(Variant("plain_read", (("loads", 0), ("threads", 1))), (sums,), (1, 1, 1))
+
+
+def size_for(info: DeviceInfo) -> int:
+    """How many bytes to read: as many as the device can bind, at most 1 GiB; few where a CPU computes."""
+    limit = min(info.limits["maxBufferSize"], info.limits["maxStorageBufferBindingSize"])
+    return min(CPU_BYTES if info.is_software else GPU_BYTES, limit // UNIT_BYTES * UNIT_BYTES)
+
+
+async def time_plain_read(launcher: Launcher, pass_us: float) -> PlainRead | None:
+    """Measure it, while the device times passes and the launcher gives each launch its own.
+
+    Without room for the buffer it is one of half the size, down to LEAST_BYTES; None: there is no room for that either.
+    """
+    nbytes = size_for(launcher.device.info)
+    while True:
+        try:
+            passes = await _read(launcher, nbytes)
+        except (OutOfMemory, BudgetExceeded):
+            nbytes //= 2
+            if nbytes < LEAST_BYTES:
+                return None
+        else:
+            return PlainRead(nbytes, max(0.0, min(passes) - pass_us))
+
+
+async def _read(launcher: Launcher, nbytes: int) -> tuple[float, ...]:
+    """Microseconds of each of the passes."""
+    pool, device = launcher.pool, launcher.device
+    held: list[Buffer] = []
+    try:
+        # weights: of exactly that size, and not kept afterwards
+        held.append(pool.acquire(nbytes, Role.WEIGHTS, "plain read"))
+        held.append(pool.acquire(nbytes // LOADS // 4, Role.WEIGHTS, "plain read sums"))
+        words, sums = held
+        # random words: memory may hold equal ones in less room
+        filling = Recorder()
+        Ops(tuning_for(device.info)).noise(filling, Matrix("F32", nbytes // 4 // COLUMNS, COLUMNS, words, None), 1.0)
+        reading = Recorder()
+        for _ in range(REPEATS):
+            record_read(reading, words, sums, nbytes)
+        await _issue(launcher, filling.finish())
+        await launcher.wait()
+        await device.take_profile()
+        await _issue(launcher, reading.finish())
+        return (await device.take_profile()).passes_us
+    finally:
+        for buffer in held:
+            pool.release(buffer)
+        pool.flush()
+
+
+async def _issue(launcher: Launcher, step: Step) -> None:
+    await launcher.prepare(step)
+    launcher.submit(step)
