@@ -24,16 +24,30 @@
 {{ q }}_s{{ i // width }}{{ "." ~ "xyzw"[i % width] if width > 1 }}
 {%- endmacro %}
 
-{# Declare one block of row n of N rows, as vectors q_0, q_1, …: nibbles as they lie, or bytes, halves, floats in order. #}
+{# Declare one block of row n of N rows, as vectors q_0, q_1, …: nibbles as they lie, or bytes, halves, floats in order.
+   FETCH reads memory, UNPACK makes the vectors of it: a kernel may have other work in between. #}
 {% macro load(format, q, block, n, rows) %}
+{{ fetch(format, q, block, n, rows) }}
+{{ unpack(format, q) }}
+{% endmacro %}
+{% macro fetch(format, q, block, n, rows) %}
 {% set layout = layouts[format] %}
 {% for i in range(layout.scale_vectors) %}
 let {{ q }}_s{{ i }} = scales[({{ block }} * {{ layout.scale_vectors }}u + {{ i }}u) * {{ rows }} + {{ n }}];
 {% endfor %}
 {% if layout.high_words %}
+let {{ q }}_n = words[{{ block }} * {{ rows }} + {{ n }}];
+{% else %}
+{% for i in range(layout.vectors) %}
+let {{ q }}_{{ i }} = words[({{ block }} * {{ layout.vectors }}u + {{ i }}u) * {{ rows }} + {{ n }}];
+{% endfor %}
+{% endif %}
+{% endmacro %}
+{% macro unpack(format, q) %}
+{% set layout = layouts[format] %}
+{% if layout.high_words %}
 {% set first = layout.scale_words - layout.high_words %}
 {% set mask = 2 ** layout.high_words - 1 %}
-let {{ q }}_n = words[{{ block }} * {{ rows }} + {{ n }}];
 {% if layout.high_words == 1 %}
 let {{ q }}_h = vec4u({{ _word(format, q, first) }}) >> vec4u(0u, 1u, 2u, 3u);
 {% else %}
@@ -43,10 +57,6 @@ let {{ q }}_a = ({{ q }}_n & vec4u(0x0f0f0f0fu)) | (({{ q }}_h & vec4u({{ mask *
 let {{ q }}_b = (({{ q }}_n >> vec4u(4u)) & vec4u(0x0f0f0f0fu)) | ({{ q }}_h & vec4u({{ mask * 0x10101010 }}u));
 let {{ q }}_0 = vec4u({{ q }}_a.x, {{ q }}_b.x, {{ q }}_a.y, {{ q }}_b.y);
 let {{ q }}_1 = vec4u({{ q }}_a.z, {{ q }}_b.z, {{ q }}_a.w, {{ q }}_b.w);
-{% else %}
-{% for i in range(layout.vectors) %}
-let {{ q }}_{{ i }} = words[({{ block }} * {{ layout.vectors }}u + {{ i }}u) * {{ rows }} + {{ n }}];
-{% endfor %}
 {% endif %}
 {% endmacro %}
 

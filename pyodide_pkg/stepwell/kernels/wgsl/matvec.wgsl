@@ -1,12 +1,15 @@
 // One row of x times W^T, for GPUs: a decode step's products, each with what comes before and after it in one launch.
 //
 // A workgroup computes WIDE * PER outputs. Its threads are SPLITS sets of WIDE: a set takes every SPLITS-th block of k, a
-// thread PER outputs that are WIDE apart. The sums of the sets meet in workgroup memory.
+// thread PER outputs that are WIDE apart. The sums of the sets meet in workgroup memory. A thread's first AHEAD blocks are
+// read before x is prepared: memory is busy while the workgroup waits for itself.
 //
 // `before`  plain: x as it is; norm: x / rms(x) * weight; merge: x is the chunks of attention_decode, put together
 // `after`   plain: y = …; residual: y += …; swiglu: W holds gate rows, then up rows: y = silu(gate) * up;
 //           rope: W holds q, k and v rows: pairs of q and k are turned, q goes to y, k and v to the KV cache
+// `arithmetic`  f32; dot4: in integers, four products an instruction (quantise.wgsl)
 {% import "formats.wgsl" as formats %}
+{% import "quantise.wgsl" as quantise %}
 {% import "reduce.wgsl" as reduce %}
 {{ reduce.enable(subgroup) }}
 {% include "step.wgsl" %}
@@ -15,7 +18,9 @@
 {% set outputs = n // 2 if after == "swiglu" else n %}
 {% set halves = 2 if after == "swiglu" else 1 %}
 {% set threads = wide * splits %}
-{% set staged = before != "plain" %}
+{% set blocks = k // 32 %}
+{% set dot4 = arithmetic == "dot4" %}
+{% set staged = dot4 or before != "plain" %}
 {% set extra = 5 if quantised else 4 %}
 {% set more = extra + (0 if before == "plain" else 1) %}
 @group(0) @binding(1) var<storage, read> x: array<vec4f>;
@@ -38,13 +43,15 @@
 const K4 = {{ k // 4 }}u;
 const N = {{ n }}u;
 const OUTPUTS = {{ outputs }}u;
-const BLOCKS = {{ k // 32 }}u;
+const BLOCKS = {{ blocks }}u;
 const WIDE = {{ wide }}u;
 const SPLITS = {{ splits }}u;
 const THREADS = {{ threads }}u;
 {% set sets = threads // subgroup if subgroup and subgroup >= wide else splits %}
 var<workgroup> sums: array<f32, {{ sets * wide * per * halves }}>;
-{% if staged %}
+{% if dot4 %}
+{{ quantise.declare(blocks, layouts[format].unpacked_bits == 4) }}
+{% elif staged %}
 var<workgroup> xs: array<vec4f, K4>;
 {% endif %}
 {% if after == "rope" %}
@@ -52,42 +59,96 @@ var<workgroup> results: array<f32, {{ wide * per }}>;
 {% endif %}
 {% if before == "norm" %}
 {{ reduce.declare(threads, subgroup) }}
+{% elif before == "merge" %}
+
+// Four values of x: the chunks weighed by their sums. A chunk is empty where a window has passed it.
+fn merged(i: u32) -> vec4f {
+  let head = i / {{ head_dim // 4 }}u;
+  let chunks = (step.length + {{ chunk - 1 }}u) / {{ chunk }}u;
+  var top = normals[head].x;
+  for (var c = 1u; c < chunks; c++) { top = max(top, normals[c * {{ heads }}u + head].x); }
+  var sum = 0.0;
+  var value = vec4f(0.0);
+  for (var c = 0u; c < chunks; c++) {
+    let normal = normals[c * {{ heads }}u + head];
+    let part = exp(normal.x - top);
+    sum += normal.y * part;
+    value += x[c * K4 + i] * part;
+  }
+  return value / sum;
+}
 {% endif %}
+
+{# Names of what a thread has of block a of its set: row r, half 0 or 1 of swiglu. #}
+{% macro fetch(a, block) %}
+{% for r in range(per) %}
+{% for half in range(halves) %}
+{{ formats.fetch(format, "w%d_%d_%d" % (a, r, half), block, "n%d_%d" % (r, half), "N") | trim }}
+{% endfor %}
+{% endfor %}
+{% endmacro %}
+
+{# Add what block a of its set, number `block` of the row, contributes. #}
+{% macro add(a, block) %}
+{% if dot4 %}
+{{ quantise.take(block, groups) | trim }}
+{% else %}
+{% for j in range(8) %}
+var x{{ j }} = {{ "xs" if staged else "x" }}[{{ block }} * 8u + {{ j }}u];
+{% endfor %}
+{% if quantised %}
+{% for g in range(groups) %}
+let sum_{{ g }} = {{ formats.sum_factor(format) }}dot({% for j in range(g * 8 // groups, (g + 1) * 8 // groups) %}x{{ j }}{{ " + " if not loop.last }}{% endfor %}, vec4f(1.0));
+{% endfor %}
+{% for j in range(8) %}
+x{{ j }} *= {{ formats.factors(format, j) }};
+{% endfor %}
+{% endif %}
+{% endif %}
+{% for r in range(per) %}
+{% for half in range(halves) %}
+{% set w = "w%d_%d_%d" % (a, r, half) %}
+{
+  {{ formats.unpack(format, w) | trim | indent(2) }}
+{% if dot4 %}
+  {{ quantise.sums(format, w) | trim | indent(2) }}
+  total{{ r }}_{{ half }} += {{ quantise.product(format, w, formats) }};
+{% else %}
+{% for g in range(groups) %}
+  var dot{{ g }} = vec4f(0.0);
+{% endfor %}
+{% for j in range(8) %}
+  dot{{ j * groups // 8 }} += x{{ j }} * vec4f({% for c in range(4) %}{{ formats.element(format, w, 4 * j + c) }}{{ ", " if not loop.last }}{% endfor %});
+{% endfor %}
+{% for g in range(groups) %}
+{% set product = "dot(dot%d, vec4f(1.0))" % g %}
+  total{{ r }}_{{ half }} += {{ formats.weighed(format, w, g, product, "sum_%d" % g) if quantised else product }};
+{% endfor %}
+{% endif %}
+}
+{% endfor %}
+{% endfor %}
+{% endmacro %}
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) {
   let thread = {{ reduce.thread(subgroup) }};
+{# x, eight values a thread and turn: e0_c, e1_c #}
+{% set octets = k // 8 %}
+{% set turns_of_x = (octets + threads - 1) // threads %}
+{% if staged %}
+{% for c in range(turns_of_x) %}
+{% set inside = "thread + %du < %du" % (c * threads, octets) %}
+  let i{{ c }} = min(thread + {{ c * threads }}u, {{ octets - 1 }}u);
+{% if before != "merge" %}
+  let x0_{{ c }} = x[2u * i{{ c }}];
+  let x1_{{ c }} = x[2u * i{{ c }} + 1u];
+{% endif %}
 {% if before == "norm" %}
-{% set count = (k // 4 + threads - 1) // threads %}
-  var squares = vec4f(0.0);
-{% for c in range(count) %}
-  let i{{ c }} = min(thread + {{ c * threads }}u, K4 - 1u);
-  let x{{ c }} = x[i{{ c }}];
-  let weight{{ c }} = weight[i{{ c }}];
-  squares += select(vec4f(0.0), x{{ c }} * x{{ c }}, thread + {{ c * threads }}u < K4);
+  let weight0_{{ c }} = weight[2u * i{{ c }}];
+  let weight1_{{ c }} = weight[2u * i{{ c }} + 1u];
+{% endif %}
 {% endfor %}
-  let scale = inverseSqrt(total_of_all(dot(squares, vec4f(1.0)), thread) / f32(K4 * 4u) + {{ eps }});
-{% for c in range(count) %}
-  if (thread + {{ c * threads }}u < K4) { xs[i{{ c }}] = x{{ c }} * scale * weight{{ c }}; }
-{% endfor %}
-  workgroupBarrier();
-{% elif before == "merge" %}
-  let chunks = (step.length + {{ chunk - 1 }}u) / {{ chunk }}u;
-  for (var i = thread; i < K4; i += THREADS) {
-    let head = i / {{ head_dim // 4 }}u;
-    var top = normals[head].x;
-    for (var c = 1u; c < chunks; c++) { top = max(top, normals[c * {{ heads }}u + head].x); }
-    var sum = 0.0;
-    var value = vec4f(0.0);
-    for (var c = 0u; c < chunks; c++) {
-      let normal = normals[c * {{ heads }}u + head];
-      let part = exp(normal.x - top);
-      sum += normal.y * part;
-      value += x[c * K4 + i] * part;
-    }
-    xs[i] = value / sum;
-  }
-  workgroupBarrier();
 {% endif %}
   let first = group.x * {{ wide * per }}u + thread % WIDE;
 {% for r in range(per) %}
@@ -96,41 +157,70 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
   var total{{ r }}_{{ half }} = 0.0;
 {% endfor %}
 {% endfor %}
-  for (var block = thread / WIDE; block < BLOCKS; block += SPLITS) {
-{% for r in range(per) %}
-{% for half in range(halves) %}
-    {{ formats.load(format, "w%d_%d" % (r, half), "block", "n%d_%d" % (r, half), "N") | trim | indent(4) }}
+{% set count = (blocks + splits - 1) // splits %}
+{% set early = [ahead, count] | min %}
+  let set_ = thread / WIDE;
+{% for a in range(early) %}
+{% set whole = (a + 1) * splits <= blocks %}
+  let b{{ a }} = {{ "set_ + %du" % (a * splits) if whole else "min(set_ + %du, BLOCKS - 1u)" % (a * splits) }};
+  {{ fetch(a, "b%d" % a) | trim | indent(2) }}
 {% endfor %}
+{% if before == "norm" %}
+  // rms is a factor of all results: it can wait until they are there
+  var squares = vec4f(0.0);
+{% for c in range(turns_of_x) %}
+  squares += select(vec4f(0.0), x0_{{ c }} * x0_{{ c }} + x1_{{ c }} * x1_{{ c }}, thread + {{ c * threads }}u < {{ octets }}u);
 {% endfor %}
-{% for j in range(8) %}
-    var x{{ j }} = {{ "xs" if staged else "x" }}[block * 8u + {{ j }}u];
-{% endfor %}
-{% if quantised %}
-{% for g in range(groups) %}
-    let sum_{{ g }} = {{ formats.sum_factor(format) }}dot({% for j in range(g * 8 // groups, (g + 1) * 8 // groups) %}x{{ j }}{{ " + " if not loop.last }}{% endfor %}, vec4f(1.0));
-{% endfor %}
-{% for j in range(8) %}
-    x{{ j }} *= {{ formats.factors(format, j) }};
-{% endfor %}
+{% if subgroup %}
+  let own_squares = subgroupAdd(dot(squares, vec4f(1.0)));
+  if (lane == 0u) { reduced[subgroup] = own_squares; }
+{% else %}
+  let all_squares = total_of_all(dot(squares, vec4f(1.0)), thread);
 {% endif %}
-{% for r in range(per) %}
-{% for half in range(halves) %}
-{% set w = "w%d_%d" % (r, half) %}
-    {
-{% for g in range(groups) %}
-      var dot{{ g }} = vec4f(0.0);
+{% endif %}
+{% if staged %}
+{% for c in range(turns_of_x) %}
+{% if before == "norm" %}
+  let e0_{{ c }} = x0_{{ c }} * weight0_{{ c }};
+  let e1_{{ c }} = x1_{{ c }} * weight1_{{ c }};
+{% elif before == "merge" %}
+  let e0_{{ c }} = merged(2u * i{{ c }});
+  let e1_{{ c }} = merged(2u * i{{ c }} + 1u);
+{% else %}
+  let e0_{{ c }} = x0_{{ c }};
+  let e1_{{ c }} = x1_{{ c }};
+{% endif %}
+{% if dot4 %}
+  quantise(i{{ c }}, e0_{{ c }}, e1_{{ c }}, thread + {{ c * threads }}u < {{ octets }}u);
+{% else %}
+  if (thread + {{ c * threads }}u < {{ octets }}u) {
+    xs[2u * i{{ c }}] = e0_{{ c }};
+    xs[2u * i{{ c }} + 1u] = e1_{{ c }};
+  }
+{% endif %}
 {% endfor %}
-{% for j in range(8) %}
-      dot{{ j * groups // 8 }} += x{{ j }} * vec4f({% for c in range(4) %}{{ formats.element(format, w, 4 * j + c) }}{{ ", " if not loop.last }}{% endfor %});
+  workgroupBarrier();
+{% endif %}
+{% for a in range(early) %}
+{% set whole = (a + 1) * splits <= blocks %}
+  {{ "{" if whole else "if (set_ + %du < BLOCKS) {" % (a * splits) }}
+    {{ add(a, "b%d" % a) | trim | indent(4) }}
+  }
 {% endfor %}
-{% for g in range(groups) %}
-{% set product = "dot(dot%d, vec4f(1.0))" % g %}
-      total{{ r }}_{{ half }} += {{ formats.weighed(format, w, g, product, "sum_%d" % g) if quantised else product }};
+{% if count > early %}
+{% set turn = [ahead or 1, count - early] | min %}
+  for (var block = set_ + {{ early * splits }}u; block < BLOCKS; block += {{ turn * splits }}u) {
+{% for a in range(turn) %}
+    let c{{ a }} = {{ "min(block + %du, BLOCKS - 1u)" % (a * splits) if a else "block" }};
+    {{ fetch(a, "c%d" % a) | trim | indent(4) }}
 {% endfor %}
+{% for a in range(turn) %}
+    {{ "if (block + %du < BLOCKS) {" % (a * splits) if a else "{" }}
+      {{ add(a, "c%d" % a) | trim | indent(6) }}
     }
 {% endfor %}
-{% endfor %}
   }
+{% endif %}
 {% for r in range(per) %}
 {% for half in range(halves) %}
 {% set at = (half * per + r) * wide * sets %}
@@ -159,6 +249,18 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
     sum{{ half }} += sums[{{ half * per * wide * sets + i * wide }}u + from_];
 {% endfor %}
 {% endfor %}
+{% if before == "norm" %}
+{% if subgroup %}
+    var all_squares = reduced[0];
+{% for i in range(1, threads // subgroup) %}
+    all_squares += reduced[{{ i }}];
+{% endfor %}
+{% endif %}
+    let rms = inverseSqrt(all_squares / f32(K4 * 4u) + {{ eps }});
+{% for half in range(halves) %}
+    sum{{ half }} *= rms;
+{% endfor %}
+{% endif %}
 {% if after == "plain" %}
     if (output < OUTPUTS) { y[output] = sum0; }
 {% elif after == "residual" %}

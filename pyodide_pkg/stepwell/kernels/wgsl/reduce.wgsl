@@ -1,6 +1,6 @@
 {# Reductions over a workgroup, for kernels that may know the adapter's subgroups. `subgroup` is their size, 0: unknown.
    DECLARE(threads) goes to module scope, PARAMETERS to the entry point's; THREAD is then the invocation's number, linear
-   in the subgroups. TOTAL_OF_ALL is collective: every invocation calls it, and all have the result. #}
+   in the subgroups. TOTAL_OF_ALL is collective: every invocation calls it, once, and all have the result. #}
 {% macro declare(threads, subgroup) %}
 var<workgroup> reduced: array<f32, {{ threads // subgroup if subgroup else threads }}>;
 
@@ -8,7 +8,6 @@ fn total_of_all(value: f32, thread: u32) -> f32 {
 {% if subgroup %}
   let own = subgroupAdd(value);
 {% if threads > subgroup %}
-  workgroupBarrier();
   if (thread % {{ subgroup }}u == 0u) { reduced[thread / {{ subgroup }}u] = own; }
   workgroupBarrier();
   var all = reduced[0];
@@ -20,7 +19,6 @@ fn total_of_all(value: f32, thread: u32) -> f32 {
   return own;
 {% endif %}
 {% else %}
-  workgroupBarrier();
   reduced[thread] = value;
   workgroupBarrier();
   for (var half = {{ threads }}u; half > 1u; ) {
