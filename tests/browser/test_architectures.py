@@ -30,8 +30,8 @@ def decode_by(path):
         if not own.fused or not info.is_software:
             return own
         return replace(
-            own, subgroup=4, decode_wide=4, decode_widest=8, decode_threads=8, decode_chunk=32, workgroups=32,
-            argmax_parts=4,
+            own, subgroup=4, decode_wide=4, decode_widest=8, decode_threads=8, decode_chunk=32,
+            attention_threads=32, workgroups=32, argmax_parts=4,
         )
     llama.tuning_for = loader.tuning_for = tuning
 

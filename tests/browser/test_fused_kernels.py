@@ -28,13 +28,17 @@ from tests.reference.kernels import U
 pytestmark = pytest.mark.browser
 
 GPU = replace(
-    tuning_for(DeviceInfo("", "", "a GPU", False, {}, frozenset())), argmax_parts=4, decode_chunk=32, workgroups=4
-)
+    tuning_for(DeviceInfo("", "", "a GPU", False, {}, frozenset())),
+    argmax_parts=4, decode_chunk=32, attention_threads=32, attention_lanes=4, attention_shares=3,
+    workgroups=4, decode_ahead=2,
+)  # fmt: skip
 TUNINGS = {
-    "plain": replace(GPU, subgroup=0, decode_threads=64, decode_widest=8),
+    "plain": replace(GPU, subgroup=0, decode_threads=64, decode_widest=8, attention_threads=24),
     "subgroups": replace(GPU, subgroup=4, decode_wide=2, decode_widest=2, decode_threads=16),  # two sets in a subgroup
-    "wide": replace(GPU, subgroup=4, decode_threads=32, decode_widest=8),  # two subgroups in a set
+    # two subgroups in a set; all blocks ahead; too little memory for the values of all query heads at once
+    "wide": replace(GPU, subgroup=4, decode_threads=32, decode_widest=8, decode_ahead=9, workgroup_bytes=1),
     "wider": replace(GPU, subgroup=4, decode_threads=64, workgroups=2),  # as wide as the outputs allow
+    "integers": replace(GPU, subgroup=4, dot4=True, decode_threads=32, decode_widest=8, attention_threads=64),
 }
 EPS = 1e-5
 THETA = 10_000.0
@@ -59,6 +63,7 @@ def products() -> list[Product]:
     shapes += [Product("subgroups", kind, 33, 96) for kind in ("F32", "F16", "BF16", "Q4_0", "Q5_0", "Q5_1", "Q8_0")]
     shapes += [Product("subgroups", kind, 33, 256) for kind in ("Q4_K", "Q5_K", "Q6_K")]
     shapes += [Product(tuning, "Q4_0", 300, 544) for tuning in ("subgroups", "wider")]  # several outputs per thread
+    shapes += [Product("integers", kind, 33, 256) for kind in LAYOUT_OF_FORMAT]
     shapes += [Product(tuning, "Q4_1", 40, 96, "norm", "swiglu") for tuning in TUNINGS]
     shapes += [Product(tuning, "Q8_0", 33, 64, "norm") for tuning in TUNINGS]
     shapes += [Product(tuning, "Q4_1", 33, 96, "plain", "residual") for tuning in TUNINGS]
@@ -90,6 +95,12 @@ def blocks_of(shape: Product) -> reference.Bytes:
     return reference.random_blocks(shape.format, shape.n, shape.k, random_of(shape))
 
 
+def rounding_to_integers(x: Any, blocks: Any) -> Any:
+    """What a product can lose if each value of x is off by half a unit: 1 / 32,639 of the largest of its block."""
+    units = np.abs(x).reshape(-1, 32).max(axis=1).repeat(32) / 32_639
+    return reference.matmul((units / 2 * 1.001)[None], blocks)[1][0]
+
+
 @pytest.mark.parametrize("shape", PRODUCTS, ids=str)
 def test_products(kernels: KernelLab, shape: Product) -> None:
     """As test_matmul and test_rms_norm: an error of the norm is an error of every product."""
@@ -102,6 +113,8 @@ def test_products(kernels: KernelLab, shape: Product) -> None:
     expected, magnitude = reference.matmul(x, reference.blocks_of(shape.format, blocks_of(shape)))
     expected, magnitude = expected[0], magnitude[0]
     tolerance = ((shape.k + 8) * U + normed) * magnitude
+    if TUNINGS[shape.tuning].dot4 and LAYOUT_OF_FORMAT[shape.format].quantised:
+        tolerance += rounding_to_integers(x[0], reference.blocks_of(shape.format, blocks_of(shape)))
     if shape.after == "residual":
         before = case.buffers["y"].astype(np.float64)
         expected = before + expected
@@ -166,7 +179,8 @@ def test_norm_qkv(kernels: KernelLab, shape: Qkv) -> None:
     x = reference.rms_norm(case.buffers["x"].astype(np.float64)[None], case.buffers["weight"].astype(np.float64), EPS)
     blocks = reference.blocks_of("Q4_1", reference.random_blocks("Q4_1", n, HIDDEN, random_of(shape)))
     product, magnitude = reference.matmul(x, blocks)
-    error = ((HIDDEN + 8) + HIDDEN / 2 + 10) * U * magnitude.reshape(1, -1, head_dim)
+    rounded = rounding_to_integers(x[0], blocks) if TUNINGS[shape.tuning].dot4 else 0.0
+    error = ((((HIDDEN + 8) + HIDDEN / 2 + 10) * U) * magnitude + rounded).reshape(1, -1, head_dim)
     rows = product.reshape(1, -1, head_dim)
     positions = np.array([shape.position])
     ones = 20  # one complex product per digit of the position, of which most are with 1
@@ -190,12 +204,15 @@ class Attention(NamedTuple):
     heads: tuple[int, int, int]
     length: int
     top: float = 0.0
+    window: int = 0
 
 
 ATTENTIONS = [
     *(Attention(tuning, (4, 2, 16), length) for tuning in TUNINGS for length in (1, 31, 32, 33, 130)),
     *(Attention("subgroups", heads, 70) for heads in ((9, 3, 64), (8, 1, 32), (3, 3, 24))),
     *(Attention(tuning, (4, 2, 16), 100, top=80) for tuning in TUNINGS),
+    *(Attention(tuning, (4, 2, 16), 200, window=window) for tuning in TUNINGS for window in (1, 50, 300)),
+    Attention("integers", (8, 4, 16), 700),  # several tiles for each share
 ]
 OUT = 24  # outputs of the product behind attention
 
@@ -211,7 +228,7 @@ def attention_case(shape: Attention) -> Case:
         k, v = (cache[name][: shape.length] for name in "kv")
         q *= shape.top / np.abs(reference.attention(q, k, v, shape.length - 1).scores).max()
     tuning = TUNINGS[shape.tuning]
-    chunks = -(-shape.length // tuning.decode_chunk)
+    chunks = min(-(-shape.length // tuning.decode_chunk), tuning.attention_shares)
     partials, normals = Ops(tuning).partials_bytes(Heads(*shape.heads, head_dim), (1, chunks))
     k_size = heads * head_dim // 32 * 32
     identity = np.eye(heads * head_dim, dtype=np.float32)
@@ -227,7 +244,8 @@ def attention_case(shape: Attention) -> Case:
         outputs = ("y",)
         matrices = {"w": matrix_entry(LAYOUT_OF_FORMAT["F32"], heads * head_dim, heads * head_dim)}
     return Case(
-        tuning, buffers, calls, outputs, matrices, {"geometry": (*shape.heads, head_dim)}, position=shape.length - 1,
+        tuning, buffers, calls, outputs, matrices, {"geometry": (*shape.heads, head_dim, shape.window)},
+        position=shape.length - 1,
         fused=True,
     )  # fmt: skip
 
@@ -239,7 +257,7 @@ def test_attention(kernels: KernelLab, shape: Attention) -> None:
     heads, _, head_dim = shape.heads
     queries = case.buffers["q"][None].astype(np.float64)
     k, v = (case.buffers[name][: shape.length].astype(np.float64) for name in "kv")
-    exact = reference.attention(queries, k, v, shape.length - 1)
+    exact = reference.attention(queries, k, v, shape.length - 1, shape.window)
     score_error = (head_dim + 2) * U * exact.magnitude.max(axis=-1, keepdims=True)
     distance = -np.log(np.where(exact.weights > 0, exact.weights, 1))
     error = 2 * score_error + 2 * U * (6 + 4 * distance) + 2 * U * shape.length

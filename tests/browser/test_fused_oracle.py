@@ -16,23 +16,25 @@ from stepwell.kernels.tuning import tuning_for
 from stepwell.models import llama
 from stepwell.weights import loader
 
-def pretend(subgroup):
+def pretend(subgroup, dot4):
     '''Models get a GPU's decode step, in workgroups that a CPU can stand; 0: without subgroups.'''
     def tuning(info):
         return replace(
-            tuning_for(info), fused=True, subgroup=subgroup, decode_wide=4, decode_widest=8, decode_threads=8,
-            decode_chunk=32, workgroups=32, argmax_parts=4,
+            tuning_for(info), fused=True, subgroup=subgroup, dot4=dot4, decode_wide=4, decode_widest=8,
+            decode_threads=8, decode_chunk=32, attention_threads=32, workgroups=32, argmax_parts=4,
         )
     llama.tuning_for = loader.tuning_for = tuning
 """
 
 
-@pytest.fixture(scope="module", params=[0, 4], ids=["no subgroups", "subgroups"])
+@pytest.fixture(
+    scope="module", params=[(0, False), (4, False), (4, True)], ids=["no subgroups", "subgroups", "integers"]
+)
 def model(request: pytest.FixtureRequest, lab: Lab, site: Site, server_url: str) -> Iterator[Lab]:
     entry = site.model("smollm2")
     assert entry is not None, "the demo model is part of the set-up: make setup fetches it"
-    source = OPEN.replace("async def main(args):\n", "async def main(args):\n    pretend(args['subgroup'])\n")
-    (message,) = lab.run(AS_A_GPU + source, url=f"{server_url.rstrip('/')}/{entry['file']}", subgroup=request.param)
+    source = OPEN.replace("async def main(args):\n", "async def main(args):\n    pretend(*args['path'])\n")
+    (message,) = lab.run(AS_A_GPU + source, url=f"{server_url.rstrip('/')}/{entry['file']}", path=request.param)
     assert message["type"] == "model", message
     yield lab
     restore = "llama.tuning_for = loader.tuning_for = tuning_for"

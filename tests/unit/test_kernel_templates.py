@@ -37,7 +37,7 @@ CONSTANTS: Mapping[str, Mapping[str, object]] = {
     "noise": {"format": "u4m", "n": 24, "k": 64, "deviation": 0.1, "threads": 4},
     "plain_read": {"loads": 16, "threads": 256},
     "rope_turns": {**ROPE, "threads": 4},
-    "attention_decode": {**HEADS, "subgroup": 4},
+    "attention_decode": {**HEADS, "window": 0, "most": 8, "threads": 16, "subgroup": 4, "lanes": 4, "together": True},
     "matvec": {
         "format": "u4m",
         "k": 64,
@@ -45,6 +45,8 @@ CONSTANTS: Mapping[str, Mapping[str, object]] = {
         "wide": 8,
         "per": 1,
         "splits": 2,
+        "ahead": 1,
+        "arithmetic": "f32",
         "subgroup": 0,
         "before": "norm",
         "eps": 1e-5,

@@ -20,11 +20,14 @@ def buffer(handle: int) -> Buffer:
     return Buffer(handle, 4096, 4096, Role.ACTIVATION, "", 0, 1)
 
 
+def matrix(n: int, k: int, layout: str = "u4m") -> Matrix:
+    return Matrix(layout, n, k, buffer(3), buffer(4))
+
+
 def launched(tuning: Tuning, n: int, k: int) -> tuple[dict[str, object], object]:
     """The constants and the grid of down + residual with a matrix [n][k]."""
     rec = Recorder(0, 1)
-    matrix = Matrix("u4m", n, k, buffer(3), buffer(4))
-    FusedOps(tuning).product(rec, buffer(1), matrix, buffer(2), "residual", "ffn_down")
+    FusedOps(tuning).product(rec, buffer(1), matrix(n, k), buffer(2), "residual", "ffn_down")
     launch = rec.finish().commands[0]
     assert isinstance(launch, Launch)
     return dict(launch.variant.constants), launch.grid
@@ -32,7 +35,7 @@ def launched(tuning: Tuning, n: int, k: int) -> tuple[dict[str, object], object]
 
 @pytest.mark.parametrize(("n", "k"), [(576, 1536), (3072, 8192), (49152, 576), (200064, 3072)])
 def test_the_rule_fills_whole_subgroups_with_a_thread_per_output(n: int, k: int) -> None:
-    spread = default_spread(GPU, n, k)
+    spread = default_spread(GPU, n, matrix(n, k))
     assert (spread.wide * spread.splits) % GPU.subgroup == 0
     assert spread.wide * spread.splits <= GPU.decode_threads
     constants, grid = launched(GPU, n, k)
@@ -42,11 +45,22 @@ def test_the_rule_fills_whole_subgroups_with_a_thread_per_output(n: int, k: int)
 
 def test_a_measured_spread_goes_before_the_rule_for_its_product_alone() -> None:
     measured = Spread(16, 2, 4)
-    assert default_spread(GPU, 576, 1536) != measured
+    assert default_spread(GPU, 576, matrix(576, 1536)) != measured
     tuned = replace(GPU, spreads={ProductKey("plain", "residual", "u4m", 1536, 576): measured})
     constants, grid = launched(tuned, 576, 1536)
     assert (constants["wide"], constants["per"], constants["splits"], grid) == (16, 2, 4, (18, 1, 1))
     assert launched(tuned, 576, 1504) == launched(GPU, 576, 1504)
+
+
+def test_integers_where_the_adapter_knows_them_and_a_workgroup_has_room_for_x() -> None:
+    integers = replace(GPU, dot4=True)
+    assert default_spread(GPU, 576, matrix(576, 1536)).arithmetic == "f32"  # the browser does not know dot4I8Packed
+    assert default_spread(integers, 576, matrix(576, 1536)).arithmetic == "dot4"
+    assert default_spread(integers, 576, matrix(576, 1536, "F16")).arithmetic == "f32"
+    assert default_spread(replace(integers, subgroup=0), 576, matrix(576, 1536)).arithmetic == "f32"
+    widest = (GPU.workgroup_bytes - 12_288) // 80 * 32
+    assert default_spread(integers, 576, matrix(576, widest)).arithmetic == "dot4"
+    assert default_spread(integers, 576, matrix(576, widest + 32)).arithmetic == "f32"
 
 
 def test_more_outputs_per_thread_than_sets_are_refused() -> None:

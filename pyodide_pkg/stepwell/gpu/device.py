@@ -62,6 +62,7 @@ class DeviceInfo:
 
     ``subgroup_size`` is 0 when the device has no subgroups, else the smallest size the adapter reports;
     ``subgroup_max_size`` the largest.  ``immediate_bytes`` is how many a pipeline may have, 0 without immediates.
+    ``language`` has the names of WGSL's language extensions that the browser knows.
     """
 
     vendor: str
@@ -73,6 +74,7 @@ class DeviceInfo:
     subgroup_size: int = 0
     subgroup_max_size: int = 0
     immediate_bytes: int = 0
+    language: frozenset[str] = frozenset()
 
     @property
     def is_software(self) -> bool:

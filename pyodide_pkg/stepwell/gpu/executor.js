@@ -255,10 +255,9 @@ class Executor {
   // What the device was opened with, as a JSON string.
   granted() {
     const { limits, features } = this.device;
-    const immediates = navigator.gpu.wgslLanguageFeatures?.has("immediate_address_space");
-    return JSON.stringify({
-      limits: limitsOf(limits), features: [...features], immediateBytes: immediates ? limits.maxImmediateSize : 0,
-    });
+    const language = [...navigator.gpu.wgslLanguageFeatures ?? []];
+    const immediateBytes = language.includes("immediate_address_space") ? limits.maxImmediateSize : 0;
+    return JSON.stringify({ limits: limitsOf(limits), features: [...features], language, immediateBytes });
   }
 
   sizes() {

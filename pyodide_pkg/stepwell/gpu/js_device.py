@@ -143,6 +143,7 @@ class JsDevice:
             subgroup_size=(facts.get("subgroupMinSize") or 0) if subgroups else 0,
             subgroup_max_size=(facts.get("subgroupMaxSize") or 0) if subgroups else 0,
             immediate_bytes=granted["immediateBytes"],
+            language=frozenset(granted["language"]),
         )
 
     @property

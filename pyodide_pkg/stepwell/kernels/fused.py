@@ -16,7 +16,8 @@ from stepwell.memory.buffer import Buffer
 After = Literal["plain", "residual", "swiglu"]
 Constants = tuple[tuple[str, Constant], ...]
 _SHAPE = (1,)
-_BESIDE_BYTES = 8192  # of workgroup memory, for sums and reductions
+QUANTISED_BYTES = 80  # of workgroup memory per block of 32 values (``wgsl/quantise.wgsl``)
+_BESIDE_BYTES = 12288  # of workgroup memory, for sums, reductions and the weights of shares
 
 
 class FusedOps:
@@ -62,13 +63,22 @@ class FusedOps:
         shape: tuple[int, int],
     ) -> None:  # fmt: skip
         """The chunks of causal attention of the step's row."""
-        chunk = self.tuning.decode_chunk
-        grid = ByLength(chunk, heads.kv_heads, 1)
+        tuning, d4 = self.tuning, heads.head_dim // 4
+        chunk, threads = tuning.decode_chunk, max(tuning.attention_threads, d4)
+        lanes = 1
+        while 2 * lanes <= min(tuning.attention_lanes, tuning.subgroup) and d4 % (2 * lanes) == 0:
+            lanes *= 2
+        group = heads.heads // heads.kv_heads
+        together = group * (16 * (threads // d4) * d4 + 8 * chunk) <= tuning.workgroup_bytes
         variant = Variant(
-            "attention_decode", (*heads.constants(), ("chunk", chunk), ("subgroup", self.tuning.subgroup))
-        )
-        if heads.window:  # attention_split knows windows, and of one row its q and its results lie the same
-            variant = Variant("attention_split", (*heads.constants(), ("window", heads.window), ("chunk", chunk)))
+            "attention_decode",
+            (
+                *heads.constants(), ("window", heads.window), ("chunk", chunk), ("most", tuning.attention_shares),
+                ("threads", threads),
+                ("subgroup", tuning.subgroup), ("lanes", lanes), ("together", together),
+            ),
+        )  # fmt: skip
+        grid = ByLength(chunk, heads.kv_heads, 1)
         rec.launch(variant, (q, k, v, partials, normals), grid, "attention", shape)
 
     def merged_product(
@@ -77,7 +87,7 @@ class FusedOps:
         """y += (the chunks of attention put together) W^T."""
         constants: Constants = (
             ("before", "merge"), ("after", "residual"), ("heads", heads.heads), ("head_dim", heads.head_dim),
-            ("chunk", self.tuning.decode_chunk),
+            ("chunk", self.tuning.decode_chunk), ("most", self.tuning.attention_shares),
         )  # fmt: skip
         self._launch(rec, matrix, "attn_output", constants, (partials, y), (normals,))
 
@@ -87,9 +97,9 @@ class FusedOps:
     ) -> None:  # fmt: skip
         outputs = matrix.n // 2 if ("after", "swiglu") in constants else matrix.n
         spread = self._spread(matrix, dict(constants), outputs)
-        shape = (
-            ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("wide", spread.wide), ("per", spread.per),
-            ("splits", spread.splits), ("subgroup", self.tuning.subgroup),
+        shape: Constants = (
+            ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), *spread.constants(),
+            ("subgroup", self.tuning.subgroup),
         )  # fmt: skip
         grid = (ceil_div(outputs, spread.wide * spread.per), 1, 1)
         rec.launch(Variant("matvec", (*shape, *constants)), (*first, *matrix.buffers, *last), grid, node, _SHAPE)
@@ -97,19 +107,21 @@ class FusedOps:
     def _spread(self, matrix: Matrix, around: Mapping[str, Constant], outputs: int) -> Spread:
         """The measured one, else the rule's."""
         key = ProductKey(str(around["before"]), str(around["after"]), matrix.format, matrix.k, matrix.n)
-        return self.tuning.spreads.get(key) or default_spread(self.tuning, outputs, matrix.k)
+        return self.tuning.spreads.get(key) or default_spread(self.tuning, outputs, matrix)
 
 
-def default_spread(tuning: Tuning, outputs: int, k: int) -> Spread:
+def default_spread(tuning: Tuning, outputs: int, matrix: Matrix) -> Spread:
     """The rule: wide workgroups read x once for many outputs, many keep the GPU busy; as wide as leaves enough."""
     wide = tuning.decode_wide
     while 2 * wide <= tuning.decode_widest and outputs >= 2 * wide * tuning.workgroups:
         wide *= 2
     unit = max(1, tuning.subgroup // wide)  # whole subgroups
-    blocks = ceil_div(k // 32, unit) * unit
+    blocks = ceil_div(matrix.k // 32, unit) * unit
     splits = max(unit, min(blocks, tuning.decode_threads // wide))
     per = 1
     most = min(tuning.most_per_thread, splits)  # a workgroup has a thread for each of its outputs
     while 2 * per <= most and outputs >= 8 * per * wide * tuning.workgroups:
         per *= 2
-    return Spread(wide, per, splits)
+    fits = matrix.k // 32 * QUANTISED_BYTES + _BESIDE_BYTES <= tuning.workgroup_bytes
+    integers = tuning.dot4 and tuning.subgroup >= 4 and matrix.layout.quantised and fits
+    return Spread(wide, per, splits, tuning.decode_ahead, "dot4" if integers else "f32")

@@ -197,9 +197,11 @@ class Ops:
         grid = (ceil_div(pairs, threads), rows, 1)
         rec.launch(Variant("rope_append", constants), (turns, qkv, k, v), grid, "rope_append")
 
-    def attention_shape(self, rec: Recorder, length: int, chunk: int) -> tuple[int, int]:
-        """The shape class of attention over ``length`` positions: the step's width, and chunks of positions."""
-        return rec.shapes.width(rec.rows), rec.shapes.chunks(ceil_div(length, chunk))
+    def attention_shape(self, rec: Recorder, length: int, chunk: int, most: int = 1 << 30) -> tuple[int, int]:
+        """The shape class of attention over ``length`` positions: the step's width, and partial results, of which
+        there are ``most`` at most.
+        """
+        return rec.shapes.width(rec.rows), min(rec.shapes.chunks(ceil_div(length, chunk)), most)
 
     def partials_bytes(self, heads: Heads, shape: tuple[int, int]) -> tuple[int, int]:
         """Bytes of attention's two workspaces: the partial values and their (maximum, sum) pairs."""

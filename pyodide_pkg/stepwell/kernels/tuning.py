@@ -23,11 +23,20 @@ class Spread:
     """How a workgroup of ``matvec`` shares out its work.
 
     ``wide`` outputs side by side, ``per`` outputs per thread, ``splits`` sets of ``wide`` threads that share k.
+    A thread reads ``ahead`` blocks of weights before x is prepared.
     """
 
     wide: int
     per: int
     splits: int
+    ahead: int = 0
+    arithmetic: Literal["f32", "dot4"] = "f32"
+
+    def constants(self) -> tuple[tuple[str, int | str], ...]:
+        return (
+            ("wide", self.wide), ("per", self.per), ("splits", self.splits), ("ahead", self.ahead),
+            ("arithmetic", self.arithmetic),
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         if not 1 <= self.per <= self.splits:  # a workgroup has a thread for each of its outputs
@@ -58,11 +67,16 @@ class Tuning:
     argmax_parts: int = 1  # workgroups that share the logits
     fused: bool = False  # decode steps by kernels/fused.py
     subgroup: int = 0  # its kernels' subgroup size; 0: they know none
-    decode_chunk: int = 256  # positions per workgroup of its attention, and threads
+    decode_chunk: int = 64  # positions of a tile of its attention
+    attention_shares: int = 32  # workgroups that share the tiles of a head, at most
+    attention_threads: int = 256  # per workgroup of its attention
+    attention_lanes: int = 8  # threads that share a position's score, at most
     decode_threads: int = 512  # of its products, at most
     decode_wide: int = 8  # outputs side by side in a workgroup of its products, at least
     decode_widest: int = 32  # and at most
     most_per_thread: int = 4  # outputs of its products
+    decode_ahead: int = 4  # blocks that a thread of its products reads before x is prepared
+    dot4: bool = False  # its products in integers
     workgroups: int = 128  # that keep the GPU busy
     workgroup_bytes: int = 16384  # of a workgroup's memory
     spreads: Mapping[ProductKey, Spread] = field(default_factory=dict, hash=False)  # measured ones, before the rule's
@@ -102,5 +116,6 @@ def tuning_for(info: DeviceInfo) -> Tuning:
         argmax_parts=64,
         workgroup_bytes=info.limits.get("maxComputeWorkgroupStorageSize", 16384),
         fused=True,
+        dot4="packed_4x8_integer_dot_product" in info.language,
         subgroup=info.subgroup_size if 8 <= info.subgroup_size == info.subgroup_max_size <= 64 else 0,
     )

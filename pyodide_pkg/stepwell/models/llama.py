@@ -133,7 +133,8 @@ class Llama:
         q = scope.acquire(4 * c.n_heads * c.head_dim, "q")
         hidden = scope.acquire(4 * c.ffn_size, "hidden")
         turns = scope.acquire(4 * c.rope_dim, "turns")
-        shape, partials, normals = self._attention_workspaces(rec, scope, reach, fused.tuning.decode_chunk)
+        tiles, most = fused.tuning.decode_chunk, fused.tuning.attention_shares
+        shape, partials, normals = self._attention_workspaces(rec, scope, reach, tiles, most)
         self._ops.embed(rec, ids, x, w.matrix("token_embd"), 1)
         fused.rope_turns(rec, self._turns, turns, heads, self._long_from(1, reach))
         for i, (k, v) in enumerate(kv):
@@ -171,10 +172,10 @@ class Llama:
         return 1 if reach > self.switch else 0
 
     def _attention_workspaces(
-        self, rec: Recorder, scope: Acquires, reach: int, chunk: int
+        self, rec: Recorder, scope: Acquires, reach: int, chunk: int, most: int = 1 << 30
     ) -> tuple[tuple[int, int], Buffer, Buffer]:
         """Attention's shape class, and its workspaces."""
-        shape = self._ops.attention_shape(rec, reach, chunk)
+        shape = self._ops.attention_shape(rec, reach, chunk, most)
         partial_bytes, normal_bytes = self._ops.partials_bytes(self._heads, shape)
         partials = scope.workspace("attention", shape, "attention partials", partial_bytes)
         return shape, partials, scope.workspace("attention", shape, "attention normals", normal_bytes)

@@ -1,109 +1,143 @@
-// Attention of one row over one chunk of positions, for GPUs: a workgroup per (chunk, kv head), a thread per position for
-// the scores, then per (part of the positions, vec4 of the head) for the values. The GROUP query heads of a kv head share
-// every load of K and V, and every barrier. Its output is what `attention_split` writes for one row.
+// Attention of one row, for GPUs: a workgroup per (share of the positions, kv head), which goes through its tiles of
+// CHUNK positions, every SHARES-th. LANES threads share the score of a position; then a thread per (part of the
+// positions, vec4 of the head) weighs the values. The GROUP query heads of a kv head share every load of K and V, and all
+// loads of a tile are under way before the first is waited for.
+//
+// Per share and head: the sum of exp(score - maximum) * v, and (maximum, sum of exp(score - maximum)). There are at most
+// MOST shares, so that what puts them together (matvec.wgsl) has little to read however long the sequence is.
 {% import "reduce.wgsl" as reduce %}
 {{ reduce.enable(subgroup) }}
 {% include "step.wgsl" %}
 {% set d4 = head_dim // 4 %}
 {% set group_size = heads // kv_heads %}
-{% set parts = chunk // d4 %}
-{% set sets = chunk // subgroup if subgroup else chunk %}
+{% set parts = threads // d4 %}
+{% set per_lane = d4 // lanes %}
+{% set at_once = threads // lanes %}
+{% set turns = (chunk + at_once - 1) // at_once %}
+{% set rounds = (chunk + parts - 1) // parts %}
 @group(0) @binding(1) var<storage, read> q: array<vec4f>;                // [heads * head_dim]
 @group(0) @binding(2) var<storage, read> k_cache: array<vec4f>;          // [position][kv_heads * head_dim]
 @group(0) @binding(3) var<storage, read> v_cache: array<vec4f>;
-@group(0) @binding(4) var<storage, read_write> partials: array<vec4f>;   // [chunk][heads][head_dim]
-@group(0) @binding(5) var<storage, read_write> normals: array<vec2f>;    // [chunk][heads]: maximum, sum
+@group(0) @binding(4) var<storage, read_write> partials: array<vec4f>;   // [share][heads][head_dim]
+@group(0) @binding(5) var<storage, read_write> normals: array<vec2f>;    // [share][heads]: maximum, sum
 
 const KV = {{ kv_heads * d4 }}u;
 const CHUNK = {{ chunk }}u;
 const D4 = {{ d4 }}u;
-var<workgroup> tops: array<array<f32, {{ [sets, parts] | max }}>, {{ group_size }}>;  // of each subgroup, or of each thread
-var<workgroup> weights: array<array<f32, CHUNK>, {{ group_size }}>;
-var<workgroup> values: array<vec4f, CHUNK>;
+const LANES = {{ lanes }}u;
+const PARTS = {{ parts }}u;
+const GROUP = {{ group_size }}u;
+var<workgroup> scores: array<array<array<f32, CHUNK>, GROUP>, 2>;  // a tile's, while the one before is in use
+var<workgroup> values: array<array<vec4f, {{ parts * d4 }}>, {{ group_size if together else 1 }}>;
 
-@compute @workgroup_size(CHUNK)
+@compute @workgroup_size({{ threads }})
 fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) {
   let thread = {{ reduce.thread(subgroup) }};
-  let kv_head = group.y;
-  let begin = group.x * CHUNK;
-  let count = min(CHUNK, step.length - begin);
-  let k_at = min(begin + thread, step.length - 1u) * KV + kv_head * D4;
-  let q_at = kv_head * {{ group_size * d4 }}u;
+  let tiles = (step.length + CHUNK - 1u) / CHUNK;
+  let shares = min(tiles, {{ most }}u);
+  if (group.x >= shares) { return; }
+  let column = thread % D4;
+  let part = thread / D4;
+  let head = group.y * GROUP;
 {% for g in range(group_size) %}
-  var score{{ g }} = vec4f(0.0);
+{% for j in range(per_lane) %}
+  let q{{ g }}_{{ j }} = q[head * D4 + thread % LANES + {{ g * d4 + j * lanes }}u];
 {% endfor %}
-{% for j in range(d4) %}
-  {
-    let k = k_cache[k_at + {{ j }}u];
-{% for g in range(group_size) %}
-    score{{ g }} += k * q[q_at + {{ g * d4 + j }}u];
+  var top{{ g }} = -1e30;
+  var sum{{ g }} = 0.0;
+  var value{{ g }} = vec4f(0.0);
 {% endfor %}
-  }
-{% endfor %}
-{% for g in range(group_size) %}
-  let s{{ g }} = select(-1e30, dot(score{{ g }}, vec4f({{ head_dim ** -0.5 }})), thread < count);
-{% if subgroup %}
-  let own{{ g }} = subgroupMax(s{{ g }});
-  if (lane == 0u) { tops[{{ g }}][subgroup] = own{{ g }}; }
-{% else %}
-  tops[{{ g }}][thread] = s{{ g }};
+  var turn = 0u;
+  for (var tile = group.x; tile < tiles; tile += shares) {
+    let begin = tile * CHUNK;
+    let count = min(CHUNK, step.length - begin);
+{% if window %}
+    let hidden = max(begin, step.length - min(step.length, {{ window }}u)) - begin;
+    if (hidden >= count) { continue; }  // no position is in sight any more
 {% endif %}
+{% for t in range(turns) %}
+    let k_at{{ t }} = min(begin + thread / LANES + {{ t * at_once }}u, step.length - 1u) * KV + group.y * D4 + thread % LANES;
+{% for j in range(per_lane) %}
+    let k{{ t }}_{{ j }} = k_cache[k_at{{ t }} + {{ j * lanes }}u];
 {% endfor %}
-  workgroupBarrier();
-{% if not subgroup %}
-  for (var half = CHUNK; half > 1u; ) {
-    let rest = (half + 1u) / 2u;
-    if (thread + rest < half) {
+{% endfor %}
+{% for r in range(rounds) %}
+    let v{{ r }} = v_cache[min(begin + part + {{ r * parts }}u, step.length - 1u) * KV + group.y * D4 + column];
+{% endfor %}
 {% for g in range(group_size) %}
-      tops[{{ g }}][thread] = max(tops[{{ g }}][thread], tops[{{ g }}][thread + rest]);
+{% for t in range(turns) %}
+    var score{{ g }}_{{ t }} = dot({% for j in range(per_lane) %}q{{ g }}_{{ j }} * k{{ t }}_{{ j }}{{ " + " if not loop.last }}{% endfor %}, vec4f({{ head_dim ** -0.5 }}));
+{% set ns = namespace(step=1) %}
+{% for _ in range(8) if ns.step < lanes %}
+    score{{ g }}_{{ t }} += subgroupShuffleXor(score{{ g }}_{{ t }}, {{ ns.step }}u);
+{% set ns.step = ns.step * 2 %}
+{% endfor %}
+{% endfor %}
+{% endfor %}
+{% for t in range(turns) %}
+    let p{{ t }} = thread / LANES + {{ t * at_once }}u;
+    if (thread % LANES == 0u && p{{ t }} < CHUNK) {
+      let seen = p{{ t }} < count{{ " && p%d >= hidden" % t if window }};
+{% for g in range(group_size) %}
+      scores[turn][{{ g }}][p{{ t }}] = select(-1e30, score{{ g }}_{{ t }}, seen);
 {% endfor %}
     }
-    half = rest;
+{% endfor %}
     workgroupBarrier();
-  }
-{% endif %}
+    // every subgroup finds the maximum and the sum for itself: that takes no further barrier
 {% for g in range(group_size) %}
-  var top{{ g }} = tops[{{ g }}][0];
+    let before{{ g }} = top{{ g }};
 {% if subgroup %}
-{% for i in range(1, sets) %}
-  top{{ g }} = max(top{{ g }}, tops[{{ g }}][{{ i }}]);
+{% set own = (chunk + subgroup - 1) // subgroup %}
+{% for i in range(own) %}
+    let own{{ g }}_{{ i }} = {{ "scores[turn][%d][lane + %du]" % (g, i * subgroup) if (i + 1) * subgroup <= chunk else "select(-1e30, scores[turn][%d][min(lane + %du, CHUNK - 1u)], lane + %du < CHUNK)" % (g, i * subgroup, i * subgroup) }};
 {% endfor %}
+    top{{ g }} = max(top{{ g }}, subgroupMax({% for i in range(own - 1) %}max({% endfor %}own{{ g }}_0{% for i in range(1, own) %}, own{{ g }}_{{ i }}){% endfor %}));
+    let more{{ g }} = subgroupAdd({% for i in range(own) %}exp(own{{ g }}_{{ i }} - top{{ g }}){{ " + " if not loop.last }}{% endfor %});
+{% else %}
+    for (var p = 0u; p < CHUNK; p++) { top{{ g }} = max(top{{ g }}, scores[turn][{{ g }}][p]); }
+    var more{{ g }} = 0.0;
+    for (var p = 0u; p < CHUNK; p++) { more{{ g }} += exp(scores[turn][{{ g }}][p] - top{{ g }}); }
 {% endif %}
-  weights[{{ g }}][thread] = select(0.0, exp(s{{ g }} - top{{ g }}), thread < count);
+    let kept{{ g }} = exp(before{{ g }} - top{{ g }});
+    sum{{ g }} = sum{{ g }} * kept{{ g }} + more{{ g }};
+    value{{ g }} *= kept{{ g }};
+{% for r in range(rounds) %}
+{% set last = (r + 1) * parts > chunk %}
+{% set place = "part + %du" % (r * parts) %}
+    value{{ g }} += v{{ r }} * {{ "select(0.0, exp(scores[turn][%d][min(%s, CHUNK - 1u)] - top%d), %s < CHUNK)" % (g, place, g, place) if last else "exp(scores[turn][%d][%s] - top%d)" % (g, place, g) }};
 {% endfor %}
-  workgroupBarrier();
-  let column = thread % D4;
-  let first = select(count, thread / D4, thread < {{ parts * d4 }}u);
-{% for g in range(group_size) %}
-  var value{{ g }} = vec4f(0.0);
-  var sum{{ g }} = 0.0;
 {% endfor %}
-  for (var p = first; p < count; p += {{ parts }}u) {
-    let v = v_cache[(begin + p) * KV + kv_head * D4 + column];
+    turn = 1u - turn;
+  }
+  let to = (group.x * {{ heads }}u + head) * D4;
+{% if together %}
+  if (part < PARTS) {
 {% for g in range(group_size) %}
-    let weight{{ g }} = weights[{{ g }}][p];
-    value{{ g }} += weight{{ g }} * v;
-    sum{{ g }} += weight{{ g }};
+    values[{{ g }}][thread] = value{{ g }};
 {% endfor %}
   }
+  workgroupBarrier();
+  for (var i = thread; i < GROUP * D4; i += {{ threads }}u) {
+    var all = vec4f(0.0);
+    for (var p = 0u; p < PARTS; p++) { all += values[i / D4][p * D4 + i % D4]; }
+    partials[to + i] = all;
+  }
+{% else %}
 {% for g in range(group_size) %}
-  // the parts of a column meet; the sums of the weights are those of column 0
-  values[thread] = value{{ g }};
-  if (column == 0u && thread < {{ parts * d4 }}u) { tops[{{ g }}][thread / D4] = sum{{ g }}; }
+  if (part < PARTS) { values[0][thread] = value{{ g }}; }
   workgroupBarrier();
   if (thread < D4) {
-    let at = group.x * {{ heads }}u + kv_head * {{ group_size }}u + {{ g }}u;
     var all = vec4f(0.0);
-    for (var part = 0u; part < {{ parts }}u; part++) { all += values[part * D4 + thread]; }
-    partials[at * D4 + thread] = all;
-    if (thread == 0u) {
-      var sum = 0.0;
-      for (var part = 0u; part < {{ parts }}u; part++) { sum += tops[{{ g }}][part]; }
-      normals[at] = vec2f(top{{ g }}, sum);
-    }
+    for (var p = 0u; p < PARTS; p++) { all += values[0][p * D4 + thread]; }
+    partials[to + {{ g }}u * D4 + thread] = all;
   }
-{% if not loop.last %}
   workgroupBarrier();
-{% endif %}
 {% endfor %}
+{% endif %}
+  if (thread == 0u) {
+{% for g in range(group_size) %}
+    normals[group.x * {{ heads }}u + head + {{ g }}u] = vec2f(top{{ g }}, sum{{ g }});
+{% endfor %}
+  }
 }

@@ -4,7 +4,7 @@
 // thread PER outputs that are WIDE apart. The sums of the sets meet in workgroup memory. A thread's first AHEAD blocks are
 // read before x is prepared: memory is busy while the workgroup waits for itself.
 //
-// `before`  plain: x as it is; norm: x / rms(x) * weight; merge: x is the chunks of attention_decode, put together
+// `before`  plain: x as it is; norm: x / rms(x) * weight; merge: x is the shares of attention_decode, put together
 // `after`   plain: y = …; residual: y += …; swiglu: W holds gate rows, then up rows: y = silu(gate) * up;
 //           rope: W holds q, k and v rows: pairs of q and k are turned, q goes to y, k and v to the KV cache
 // `arithmetic`  f32; dot4: in integers, four products an instruction (quantise.wgsl)
@@ -32,7 +32,7 @@
 {% if before == "norm" %}
 @group(0) @binding({{ extra }}) var<storage, read> weight: array<vec4f>;
 {% elif before == "merge" %}
-@group(0) @binding({{ extra }}) var<storage, read> normals: array<vec2f>;  // [chunk][head]: maximum, sum
+@group(0) @binding({{ extra }}) var<storage, read> normals: array<vec2f>;  // [share][head]: maximum, sum
 {% endif %}
 {% if after == "rope" %}
 @group(0) @binding({{ more }}) var<storage, read> turns: array<vec2f>;            // of this step: [pair]
@@ -50,7 +50,7 @@ const THREADS = {{ threads }}u;
 {% set sets = threads // subgroup if subgroup and subgroup >= wide else splits %}
 var<workgroup> sums: array<f32, {{ sets * wide * per * halves }}>;
 {% if dot4 %}
-{{ quantise.declare(blocks, layouts[format].unpacked_bits == 4) }}
+{{ quantise.declare(blocks) }}
 {% elif staged %}
 var<workgroup> xs: array<vec4f, K4>;
 {% endif %}
@@ -61,21 +61,22 @@ var<workgroup> results: array<f32, {{ wide * per }}>;
 {{ reduce.declare(threads, subgroup) }}
 {% elif before == "merge" %}
 
-// Four values of x: the chunks weighed by their sums. A chunk is empty where a window has passed it.
-fn merged(i: u32) -> vec4f {
+{% set padded = (most + 3) // 4 * 4 %}
+var<workgroup> factors: array<array<f32, {{ padded }}>, {{ heads }}>;  // of each share: 0 where there is none
+
+// Four values of x: the shares of attention, weighed. Those that there are not repeat the last, with the weight 0.
+fn merged(i: u32, shares: u32) -> vec4f {
   let head = i / {{ head_dim // 4 }}u;
-  let chunks = (step.length + {{ chunk - 1 }}u) / {{ chunk }}u;
-  var top = normals[head].x;
-  for (var c = 1u; c < chunks; c++) { top = max(top, normals[c * {{ heads }}u + head].x); }
-  var sum = 0.0;
   var value = vec4f(0.0);
-  for (var c = 0u; c < chunks; c++) {
-    let normal = normals[c * {{ heads }}u + head];
-    let part = exp(normal.x - top);
-    sum += normal.y * part;
-    value += x[c * K4 + i] * part;
+  for (var c = 0u; c < shares; c += 4u) {
+{% for u in range(4) %}
+    let x{{ u }} = x[min(c + {{ u }}u, shares - 1u) * K4 + i];
+{% endfor %}
+{% for u in range(4) %}
+    value += x{{ u }} * factors[head][c + {{ u }}u];
+{% endfor %}
   }
-  return value / sum;
+  return value;
 }
 {% endif %}
 
@@ -178,14 +179,50 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
   let all_squares = total_of_all(dot(squares, vec4f(1.0)), thread);
 {% endif %}
 {% endif %}
+{% if before == "merge" %}
+  let shares = min((step.length + {{ chunk - 1 }}u) / {{ chunk }}u, {{ most }}u);
+{% if subgroup %}
+{% set subgroups = threads // subgroup %}
+{% set own = (padded + subgroup - 1) // subgroup %}
+{% for turn in range((heads + subgroups - 1) // subgroups) %}
+  {
+    let head = min(subgroup + {{ turn * subgroups }}u, {{ heads - 1 }}u);
+{% for i in range(own) %}
+    let c{{ i }} = lane + {{ i * subgroup }}u;
+    let normal{{ i }} = select(vec2f(-1e30, 0.0), normals[min(c{{ i }}, shares - 1u) * {{ heads }}u + head], c{{ i }} < shares);
+{% endfor %}
+    let top = subgroupMax({% for i in range(own - 1) %}max({% endfor %}normal0.x{% for i in range(1, own) %}, normal{{ i }}.x){% endfor %});
+    let sum = subgroupAdd({% for i in range(own) %}normal{{ i }}.y * exp(normal{{ i }}.x - top){{ " + " if not loop.last }}{% endfor %});
+{% for i in range(own) %}
+    if (c{{ i }} < {{ padded }}u) { factors[head][c{{ i }}] = exp(normal{{ i }}.x - top) / sum; }
+{% endfor %}
+  }
+{% endfor %}
+{% else %}
+  for (var head = thread; head < {{ heads }}u; head += THREADS) {
+    var top = -1e30;
+    for (var c = 0u; c < shares; c++) { top = max(top, normals[c * {{ heads }}u + head].x); }
+    var sum = 0.0;
+    for (var c = 0u; c < shares; c++) {
+      let normal = normals[c * {{ heads }}u + head];
+      sum += normal.y * exp(normal.x - top);
+    }
+    for (var c = 0u; c < {{ padded }}u; c++) {
+      let normal = normals[min(c, shares - 1u) * {{ heads }}u + head];
+      factors[head][c] = select(0.0, exp(normal.x - top) / sum, c < shares);
+    }
+  }
+{% endif %}
+  workgroupBarrier();
+{% endif %}
 {% if staged %}
 {% for c in range(turns_of_x) %}
 {% if before == "norm" %}
   let e0_{{ c }} = x0_{{ c }} * weight0_{{ c }};
   let e1_{{ c }} = x1_{{ c }} * weight1_{{ c }};
 {% elif before == "merge" %}
-  let e0_{{ c }} = merged(2u * i{{ c }});
-  let e1_{{ c }} = merged(2u * i{{ c }} + 1u);
+  let e0_{{ c }} = merged(2u * i{{ c }}, shares);
+  let e1_{{ c }} = merged(2u * i{{ c }} + 1u, shares);
 {% else %}
   let e0_{{ c }} = x0_{{ c }};
   let e1_{{ c }} = x1_{{ c }};
