@@ -9,14 +9,14 @@ from stepwell.gpu.program import Op, Program, Scalar
 from tests.contract import DATA, STAGING, UNIFORM, OpenDevice, add_pipeline, contents, raises, words
 
 SHOW_WGSL = """
-struct Step { position: u32, rows: u32, length: u32, reserved: u32 }
+struct Step { position: u32, rows: u32, length: u32, draw: u32 }
 DECLARATION step: Step;
 @group(0) @binding(1) var<storage, read> x: array<u32>;
 @group(0) @binding(2) var<storage, read_write> y: array<u32>;
 @compute @workgroup_size(1)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>) {
   if (any(id > vec3<u32>())) { return; }
-  y[0] = x[0] + step.position; y[1] = step.rows; y[2] = step.length; y[3] = step.reserved;
+  y[0] = x[0] + step.position; y[1] = step.rows; y[2] = step.length; y[3] = step.draw;
   y[4] = grid.x; y[5] = grid.y; y[6] = grid.z;
 }
 """
@@ -24,6 +24,7 @@ READ_WRITE = (BindingType.READ_ONLY_STORAGE, BindingType.STORAGE)
 LAYOUTS = {True: Layout(READ_WRITE, first=1, immediate_bytes=16), False: Layout((BindingType.UNIFORM, *READ_WRITE))}
 SHOWN = 28
 """Bytes that the kernel writes to y."""
+ALL = Scalar.POSITION | Scalar.ROWS | Scalar.LENGTH | Scalar.DRAW
 
 SPIN_WGSL = """
 @group(0) @binding(0) var<storage, read_write> y: array<u32>;
@@ -71,7 +72,7 @@ class Rig:
     def begin(self, program: Program) -> None:
         """The step block as this rig passes it, and a pass."""
         if not self.immediates:
-            program.params(self.step, 0, Scalar.POSITION | Scalar.ROWS | Scalar.LENGTH)
+            program.params(self.step, 0, ALL)
         program.begin_pass()
         if self.immediates:
             program.immediates()
@@ -101,13 +102,13 @@ def staging_of(device: Device, nbytes: int = SHOWN + 4) -> int:
 async def check_scalars_reach_the_shader(open_device: OpenDevice) -> None:
     async def check(rig: Rig) -> None:
         program = Program()
-        program.scalars(7, 2, 9)
+        program.scalars(7, 2, 9, 5)
         rig.begin(program)
         program.dispatch(rig.pipeline, rig.group, (3, 2, 1))
         program.end_pass()
         program.submit()
         rig.device.submit(program.words)
-        assert await contents(rig.device, rig.y, 0, SHOWN) == words(1007, 2, 9, 0, 3, 2, 1)
+        assert await contents(rig.device, rig.y, 0, SHOWN) == words(1007, 2, 9, 5, 3, 2, 1)
 
     await on_each_rig(open_device, check)
 
@@ -125,7 +126,7 @@ async def check_immediates_hold_for_one_pass(open_device: OpenDevice) -> None:
     z = device.create_buffer(64, DATA, "z")
     add_group = device.create_bind_group(add, [Binding(first.x), Binding(increment), Binding(z)])
     program = Program()
-    program.scalars(1, 2, 3)
+    program.scalars(1, 2, 3, 0x80000004)
     program.begin_pass()
     program.immediates()
     program.dispatch(first.pipeline, first.group, (1, 1, 1))
@@ -136,7 +137,7 @@ async def check_immediates_hold_for_one_pass(open_device: OpenDevice) -> None:
     program.submit()
     device.submit(program.words)
     for rig in (first, second):
-        assert await contents(device, rig.y, 0, 16) == words(1001, 2, 3, 0)
+        assert await contents(device, rig.y, 0, 16) == words(1001, 2, 3, 0x80000004)
     assert await contents(device, z, 0, 4) == words(1000)
     unset = Program()
     unset.words = program.words[:end_of_pass]
@@ -159,16 +160,16 @@ async def check_immediates_are_declared(open_device: OpenDevice) -> None:
 async def check_params_writes_what_the_mask_selects(open_device: OpenDevice) -> None:
     device = await open_device()
     buffer = device.create_buffer(48, DATA, "params")
-    for mask in (Scalar(0), Scalar.POSITION, Scalar.ROWS, Scalar.LENGTH, Scalar.ROWS | Scalar.LENGTH, Scalar(7)):
+    for mask in (Scalar(0), *Scalar, Scalar.ROWS | Scalar.LENGTH, ALL):
         device.write_buffer(buffer, 0, b"\xff" * 48)
         program = Program()
-        program.scalars(11, 12, 13, 1 << 31)
+        program.scalars(11, 12, 13, 0xFFFFFFFF, 1 << 31)
         program.params(buffer, 16, mask)
         device.submit(program.words)
-        expected = (word if mask >> bit & 1 else 0 for bit, word in enumerate((11, 12, 13, 0)))
+        expected = (word if mask >> bit & 1 else 0 for bit, word in enumerate((11, 12, 13, 0xFFFFFFFF)))
         assert await contents(device, buffer, 0, 48) == b"\xff" * 16 + words(*expected) + b"\xff" * 16, mask
     await raises(
-        UsageError, device, lambda: device.submit(array("I", [Op.SCALARS, 1, 1, 1, 0, Op.PARAMS, buffer, 0, 8]))
+        UsageError, device, lambda: device.submit(array("I", [Op.SCALARS, 1, 1, 1, 0, 0, Op.PARAMS, buffer, 0, 16]))
     )
     device.close()
 
@@ -213,7 +214,7 @@ async def check_copy_past(open_device: OpenDevice) -> None:
         copied = position * unit
         assert await contents(device, target, 0, 64) == bytes(range(copied)) + b"\xff" * (64 - copied)
     for position, unit in ((9, 8), (1, 6)):
-        broken = array("I", [Op.SCALARS, position, 1, 1, 0, Op.COPY_PAST, source, target, unit, Op.SUBMIT])
+        broken = array("I", [Op.SCALARS, position, 1, 1, 0, 0, Op.COPY_PAST, source, target, unit, Op.SUBMIT])
         await raises(UsageError, device, lambda broken=broken: device.submit(broken), late=True)
     device.close()
 
@@ -223,14 +224,14 @@ async def check_copy_out(open_device: OpenDevice) -> None:
     source, staging = device.create_buffer(64, DATA, "source"), staging_of(device, 64)
     device.write_buffer(source, 0, bytes(range(64)))
     program = Program()
-    program.scalars(0, 1, 1, staging)
+    program.scalars(0, 1, 1, 0, staging)
     program.copy_out(source, 8, 16)
     program.submit()
     device.submit(program.words)
     assert await device.read_buffer(staging, 0, 64) == bytes(range(8, 24)) + bytes(48)
     device.destroy(staging)
     await raises(UsageError, device, lambda: device.submit(program.words))
-    nowhere = array("I", [Op.SCALARS, 0, 1, 1, 0, Op.COPY_OUT, source, 8, 16, Op.SUBMIT])
+    nowhere = array("I", [Op.SCALARS, 0, 1, 1, 0, 0, Op.COPY_OUT, source, 8, 16, Op.SUBMIT])
     await raises(UsageError, device, lambda: device.submit(nowhere))
     device.close()
 
@@ -239,7 +240,7 @@ async def check_structure_of_a_step(open_device: OpenDevice) -> None:
     """SCALARS come first or not at all; the instructions that refer to them need them; passes as for the others."""
     device = await open_device()
     a, b = (device.create_buffer(64, DATA, label) for label in "ab")
-    scalars = [Op.SCALARS, 1, 1, 2, 0]
+    scalars = [Op.SCALARS, 1, 1, 2, 0, 0]
     for program in (
         [Op.CLEAR, a, 0, 4, *scalars, Op.SUBMIT],
         [*scalars, *scalars],
@@ -264,7 +265,7 @@ async def check_structure_of_a_step(open_device: OpenDevice) -> None:
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-def step_program(rig: Rig, old: int, new: int, scalars: tuple[int, int, int, int]) -> Program:
+def step_program(rig: Rig, old: int, new: int, scalars: tuple[int, int, int, int, int]) -> Program:
     """One of everything: old → new is what a growing KV cache does."""
     program = Program()
     program.scalars(*scalars)
@@ -294,22 +295,23 @@ async def check_replay_is_submit(open_device: OpenDevice) -> None:
         old, new = (device.create_buffer(64, DATA, label) for label in ("old", "new"))
         stagings = [staging_of(device) for _ in range(2)]
         device.write_buffer(old, 0, bytes(range(64)))
-        plan = device.create_plan(step_program(rig, old, new, (0, 0, 0, 0)).words)
+        plan = device.create_plan(step_program(rig, old, new, (0, 0, 0, 0, 0)).words)
         seen = set()
         for i, (position, rows) in enumerate(((0, 5), (5, 1), (6, 1), (0, 1), (7, 2))):
-            staging = stagings[i % 2]
+            staging, draw = stagings[i % 2], i * 0x33333333
             outcomes = []
             for replayed in (False, True):
                 for buffer in (new, rig.y):
                     device.write_buffer(buffer, 0, b"\xee" * 64)
                 if replayed:
-                    device.replay(plan, position, rows, position + rows, staging)
+                    device.replay(plan, position, rows, position + rows, draw, staging)
                 else:
-                    device.submit(step_program(rig, old, new, (position, rows, position + rows, staging)).words)
+                    scalars = (position, rows, position + rows, draw, staging)
+                    device.submit(step_program(rig, old, new, scalars).words)
                 read = await device.read_buffer(staging, 0, SHOWN)
                 outcomes.append((read, await contents(device, new, 0, 64), await contents(device, rig.y, 0, 64)))
             assert outcomes[0] == outcomes[1], (position, rows)
-            assert outcomes[0][0] == words(1000 + position, rows, position + rows, 0, 1, 1, 1)
+            assert outcomes[0][0] == words(1000 + position, rows, position + rows, draw, 1, 1, 1)
             seen.add(outcomes[0])
         assert len(seen) == 5
 
@@ -330,26 +332,26 @@ async def _destroy_and_replay(rig: Rig, name: str) -> None:
     plans = device.table_sizes()["plans"]
     old, new, unbound = (device.create_buffer(64, DATA, label) for label in ("old", "new", "unbound"))
     staging, other = staging_of(device), staging_of(device)
-    program = step_program(rig, old, new, (1, 1, 2, staging))
+    program = step_program(rig, old, new, (1, 1, 2, 0, staging))
     plan = device.create_plan(program.words)
-    device.replay(plan, 1, 1, 2, staging)
+    device.replay(plan, 1, 1, 2, 0, staging)
     await device.wait()
     made = {"old": old, "unbound": unbound, "staging": staging}
     victim = made.get(name) or getattr(rig, name)
     device.destroy(victim)
     if name in made and name != "old":
-        device.replay(plan, 1, 1, 2, other)
+        device.replay(plan, 1, 1, 2, 0, other)
         assert await device.read_buffer(other, 0, 4) == words(1001)
     else:
-        error = await raises(UsageError, device, lambda: device.replay(plan, 1, 1, 2, other))
+        error = await raises(UsageError, device, lambda: device.replay(plan, 1, 1, 2, 0, other))
         assert str(victim) in str(error)
         await raises(UsageError, device, lambda: device.create_plan(program.words))
     if name == "staging":
-        await raises(UsageError, device, lambda: device.replay(plan, 1, 1, 2, staging))
+        await raises(UsageError, device, lambda: device.replay(plan, 1, 1, 2, 0, staging))
     assert device.table_sizes()["plans"] == plans + 1
     device.destroy(plan)
     assert device.table_sizes()["plans"] == plans
-    await raises(UsageError, device, lambda: device.replay(plan, 1, 1, 2, other))
+    await raises(UsageError, device, lambda: device.replay(plan, 1, 1, 2, 0, other))
     await raises(UsageError, device, lambda: device.destroy(plan))
     await device.wait()
 
@@ -361,17 +363,17 @@ async def check_plans_are_independent(open_device: OpenDevice) -> None:
         device = rig.device
         a, b = (device.create_buffer(64, DATA, label) for label in "ab")
         staging = staging_of(device)
-        forth, back = (device.create_plan(step_program(rig, *pair, (0, 1, 1, 0)).words) for pair in ((a, b), (b, a)))
+        forth, back = (device.create_plan(step_program(rig, *pair, (0, 1, 1, 0, 0)).words) for pair in ((a, b), (b, a)))
         device.write_buffer(a, 0, words(1, 2, 3))
-        device.replay(forth, 2, 1, 3, staging)
+        device.replay(forth, 2, 1, 3, 0, staging)
         device.write_buffer(a, 0, bytes(12))
-        device.replay(back, 1, 1, 2, staging)
+        device.replay(back, 1, 1, 2, 0, staging)
         assert await contents(device, a, 0, 12) == words(1, 0, 0)
         device.destroy(forth)
-        device.replay(back, 2, 1, 3, staging)
+        device.replay(back, 2, 1, 3, 0, staging)
         assert await contents(device, a, 0, 12) == words(1, 2, 0)
         device.destroy(b)
-        await raises(UsageError, device, lambda: device.replay(back, 2, 1, 3, staging))
+        await raises(UsageError, device, lambda: device.replay(back, 2, 1, 3, 0, staging))
         device.destroy(back)
 
     await on_each_rig(open_device, check)
@@ -398,7 +400,7 @@ async def check_reads_start_with_the_call(open_device: OpenDevice) -> None:
     reads = []
     for value, staging in enumerate(stagings):
         program = Program()
-        program.scalars(0, 1, 1, staging)
+        program.scalars(0, 1, 1, 0, staging)
         program.write(source, 0, [value, 0x80000001])
         program.copy_out(source, 0, 8)
         program.submit()
@@ -465,7 +467,7 @@ async def check_profile(open_device: OpenDevice) -> None:
     async def measured(spans: bool, passes: bool) -> tuple[list[str], int]:
         device.set_profile(spans, passes)
         device.submit(program.words)
-        device.replay(plan, 0, 1, 1, 0)
+        device.replay(plan, 0, 1, 1, 0, 0)
         profile = await device.take_profile()
         times = [time for span in profile.spans for time in (span.start_ms, span.end_ms)]
         assert times == sorted(times)

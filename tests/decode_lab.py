@@ -59,13 +59,13 @@ def meaning(label: str, code: str) -> Kernel | None:
     fields = fields_of(code)
     if fields is None:
         return None
-    mask = [int(bool(fields & bit)) for bit in (Scalar.POSITION, Scalar.ROWS, Scalar.LENGTH)]
+    mask = [int(bool(fields & bit)) for bit in Scalar]
     residual = "mode=residual" in constants
 
     def run(views: Sequence[memoryview], grid: tuple[int, int, int]) -> None:
         block, *bound = views
-        position, rows, length, _ = block.cast("I")
-        seen = [word * wanted for word, wanted in zip((position, rows, length), mask, strict=True)]
+        position, rows, length, draw = block.cast("I")
+        seen = [word * wanted for word, wanted in zip((position, rows, length, draw), mask, strict=True)]
         crc = zlib.crc32(repr((seen, grid)).encode(), zlib.crc32(label.encode()))
         rows = grid[1]  # of kernels with a row to a workgroup
         if kernel == "embed":
@@ -82,9 +82,9 @@ def meaning(label: str, code: str) -> Kernel | None:
             end = (position + grid[2]) * KV_WIDTH
             for view in (qkv[:_SEEN], k[:end], v[:end]):
                 crc = zlib.crc32(view, crc)
-        elif kernel == "argmax":
-            ids = bound[1].cast("I")
-            ids[0] = zlib.crc32(bound[0][:_SEEN], crc) % VOCAB
+        elif kernel == "argmax" or "stage=pick" in constants:
+            *_, source, ids = bound
+            ids.cast("I")[0] = zlib.crc32(source[:_SEEN], crc) % VOCAB
             return
         else:
             for view in bound:

@@ -42,7 +42,9 @@ APPEND = pattern("append")  # (tensor, slot), both written: the position
 SUM = pattern("sum")  # (tensor, slot): the length
 LAST = Variant("rms_norm", (("width", WORDS), ("eps", 1e-5), ("threads", 4), ("subgroups", False), ("last", True)))
 # (x, weight, y): the rows
-VARIANTS = (SEED, MIX, APPEND, SUM, LAST, *(pattern("seed", number) for number in range(1, 30)))
+PICK = Variant("sample", (("stage", "pick"), ("size", 4), ("parts", 1), ("threads", 4), ("fallback", 0)))
+# (work, distances, token), the second read: the draw
+VARIANTS = (SEED, MIX, APPEND, SUM, LAST, PICK, *(pattern("seed", number) for number in range(1, 30)))
 ONE = (1, 1, 1)
 
 
@@ -50,12 +52,12 @@ def meaning(variant: Variant) -> Kernel:
     """What a kernel does, as ``FakeDevice`` wants it."""
     fields = fields_of(render(variant.kernel, dict(variant.constants)))
     assert fields is not None
-    mask = [int(bool(fields & bit)) for bit in (Scalar.POSITION, Scalar.ROWS, Scalar.LENGTH)]
+    mask = [int(bool(fields & bit)) for bit in Scalar]
     name = str(variant).encode()
 
     def run(views: Sequence[memoryview], grid: tuple[int, int, int]) -> None:
         block, *bound = views
-        seen = [word * wanted for word, wanted in zip(block.cast("I"), mask, strict=False)]
+        seen = [word * wanted for word, wanted in zip(block.cast("I"), mask, strict=True)]
         crc = zlib.crc32(repr((seen, grid)).encode(), zlib.crc32(name))
         for view in bound:
             if view.readonly:
@@ -110,7 +112,7 @@ class Lab:
         self._read_to = 0
 
     async def compile(self, *variants: Variant) -> None:
-        await self.launcher.kernels.ensure(variants or (SEED, MIX, APPEND, SUM, LAST))
+        await self.launcher.kernels.ensure(variants or (SEED, MIX, APPEND, SUM, LAST, PICK))
         self.happened()
 
     def buffers(self, count: int) -> list[Buffer]:
@@ -140,9 +142,9 @@ class Lab:
         return counters.copy() if before is None else counters.since(before)
 
 
-def step_of(launches: Iterable[Launch], position: int = 0, rows: int = 1, staging: int = 0) -> Step:
+def step_of(launches: Iterable[Launch], position: int = 0, rows: int = 1, staging: int = 0, draw: int = 0) -> Step:
     """A step of these commands."""
-    return Step(position, rows, staging, tuple(launches))
+    return Step(position, rows, staging, tuple(launches), draw)
 
 
 def seeds(targets: Sequence[Buffer], position: int = 0) -> Step:

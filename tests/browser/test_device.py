@@ -92,7 +92,7 @@ from stepwell.gpu.program import Op
 async def main(args):
     device = await open_device()
     buffer = device.create_buffer(16, BufferUsage.MAP_READ | BufferUsage.COPY_DST)
-    program = [Op.SCALARS, 1, 1, 2, 0, Op.BEGIN_PASS, Op.END_PASS, Op.SUBMIT]
+    program = [Op.SCALARS, 1, 1, 2, 0, 0, Op.BEGIN_PASS, Op.END_PASS, Op.SUBMIT]
     plan = device.create_plan(array("I", program))
     device._js.device.destroy()      # behind the device's back
     device._js.fail("DeviceLost", "driver reset")  # what the browser reports when it was not destroy()
@@ -101,7 +101,7 @@ async def main(args):
         lambda: device.write_buffer(buffer, 0, bytes(16)),
         lambda: device.submit(array("I", [Op.SUBMIT])),
         lambda: device.create_plan(array("I", program)),
-        lambda: device.replay(plan, 1, 1, 2, 0),
+        lambda: device.replay(plan, 1, 1, 2, 0, 0),
     ):
         try:
             call()
@@ -179,7 +179,7 @@ async def main(args):
     groups = [device.create_bind_group(pipelines[i % 10], [Binding(buffer)]) for i, buffer in enumerate(buffers)]
     staging = device.create_buffer(16, BufferUsage.MAP_READ | BufferUsage.COPY_DST)
     program = Program()
-    program.scalars(1, 1, 2, staging)
+    program.scalars(1, 1, 2, 0, staging)
     program.begin_pass()
     program.immediates()
     for i, group in enumerate(groups):
@@ -192,8 +192,8 @@ async def main(args):
     calls = []
     real = device._replay
     device._replay = lambda *args: (calls.append(args), real(*args))
-    device.replay(plan, 1, 1, 2, staging)
-    assert [type(value) for call in calls for value in call] == [int] * 5
+    device.replay(plan, 1, 1, 2, 0, staging)
+    assert [type(value) for call in calls for value in call] == [int] * 6
     device._replay = real
     values = []
     for name in ["submit", "replay"] * args["rounds"]:
@@ -202,7 +202,7 @@ async def main(args):
         if name == "submit":
             device.submit(program.words)
         else:
-            device.replay(plan, 1, 1, 2, staging)
+            device.replay(plan, 1, 1, 2, 0, staging)
         times[name].append(1e3 * (perf_counter() - start))
         values.append(int.from_bytes(await device.read_buffer(staging, 0, 4), "little"))
     for name, start, end in (await device.take_profile()).spans:

@@ -602,6 +602,7 @@ TESTED_ELSEWHERE = {
     "attention_decode": "test_fused_kernels.py",
     "plain_read": "test_kernel_times_browser.py",
     "noise": "test_synthetic_browser.py",
+    "sample": "test_sampling_kernel.py",
 }
 
 

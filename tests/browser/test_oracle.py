@@ -150,6 +150,28 @@ def test_sampling_is_seeded(model: Lab) -> None:
     assert first["token_ids"] != other["token_ids"]
 
 
+@pytest.mark.parametrize(
+    ("depths", "options"),
+    [
+        ((0, 4), {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 1, "ban_eos": True}),
+        ((4,), {"temperature": 1.2, "seed": 2, "ignore_eos": True}),
+        ((1,), {"temperature": 0.7, "top_p": 0.8, "seed": 3, "ignore_eos": True}),
+    ],
+    ids=["k and p", "all", "p"],
+)
+def test_the_gpu_draws_what_the_host_draws(model: Lab, depths: tuple[int, ...], options: dict[str, Any]) -> None:
+    """The host gets the logits where their largest are asked for; on the GPU steps are replayed, and run ahead."""
+    host = run(model, "story", tokens=12, kv="static", top_logits=1, **options)
+    assert {token["readback_bytes"] for token in host["tokens"][2:]} == {4 * 49_152}
+    for depth in depths:
+        gpu = run(model, "story", tokens=12, kv="static", launch={"readback_depth": depth}, **options)
+        assert gpu["token_ids"] == host["token_ids"]
+        assert {token["readback_bytes"] for token in gpu["tokens"][2:]} == {4}
+        assert [token["replayed"] for token in gpu["tokens"][2:]] == [1] * 10
+    greedy = [max(token["top_logits"], key=lambda pair: pair[1])[0] for token in host["tokens"]]
+    assert greedy != host["token_ids"]
+
+
 def test_stop_string_and_chat_template(model: Lab) -> None:
     """The question alone, through the chat template, gives the oracle's prompt; a stop string cuts the text exactly."""
     message = model.run(RUN, prompt="What is the capital of France?", tokens=64, stop=["is Par"])

@@ -266,7 +266,7 @@ def test_what_is_given_up_takes_its_plans_with_it(
 def spoil(what: str, lab: DecodeLab, scalars: tuple[int, ...]) -> None:
     """A replay did something else than its step."""
     logits = [lease.id for lease in lab.pool.leases() if lease.label == "logits"]
-    for handle in [scalars[4]] if what == "token" else logits:
+    for handle in [scalars[-1]] if what == "token" else logits:
         lab.device.get(handle, FakeBuffer, "test").view(0, 4)[:] = b"\x2a\x00\x00\x00"
     for lease in lab.pool.leases():  # and its KV is wrong as well
         if lease.label in ("k.0", "v.1"):

@@ -123,7 +123,8 @@ def test_the_default_depth(model: Path) -> None:
         for kv, options, depth in (
             ("static", {}, 1),
             ("grow", {}, 0),
-            ("static", {"sampling": Sampling(temperature=1.0)}, 0),
+            ("static", {"sampling": Sampling(temperature=1.0)}, 1),
+            ("static", {"sampling": Sampling(temperature=1.0), "top_logits": 3}, 0),
             ("static", {"top_logits": 3}, 0),
         ):
             session = lab.session(kv)
@@ -141,7 +142,7 @@ def test_where_the_host_chooses_nothing_runs_ahead(model: Path) -> None:
         lab = await DecodeLab(ahead(depth)).load(model)
         session = lab.session()
         found = []
-        async for event in session.generate(PROMPT, Generation(12, Sampling(temperature=1.0, seed=4))):
+        async for event in session.generate(PROMPT, Generation(12, Sampling(temperature=1.0, seed=4), top_logits=1)):
             assert not session._flights
             found.append(event.id)
         return found

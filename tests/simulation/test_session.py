@@ -440,10 +440,11 @@ def test_bad_sessions(model_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_host_sampling_reads_logits_back(model_path: Path) -> None:
+def test_the_host_samples_where_logits_come_back(model_path: Path) -> None:
     async def run() -> list[TokenEvent]:
         rig = await open_rig(model_path)
-        return await tokens(rig.session("static", 64), 4, 3, sampling=Sampling(temperature=0.8, top_k=5, seed=3))
+        sampling = Sampling(temperature=0.8, top_k=5, seed=3)
+        return await tokens(rig.session("static", 64), 4, 3, sampling=sampling, top_logits=2)
 
     events = asyncio.run(run())
     events = [event for event in events if event.counters.refused != "recorded"]

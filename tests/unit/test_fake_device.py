@@ -212,7 +212,7 @@ def test_only_the_range_in_use_is_out_of_reach() -> None:
         dispatch = (Op.BEGIN_PASS, Op.DISPATCH, pipeline, group, 1, 1, 1)
         for offset, fine in ((240, True), (252, False), (256, False), (268, False), (272, True)):
             for write in ((Op.WRITE, arena, offset, 4, 1, 2, 3, 4), (Op.PARAMS, arena, offset, 7)):
-                program = (Op.SCALARS, 1, 1, 2, 0, *dispatch, *write, Op.END_PASS, Op.SUBMIT)
+                program = (Op.SCALARS, 1, 1, 2, 0, 0, *dispatch, *write, Op.END_PASS, Op.SUBMIT)
                 if fine:
                     submit(device, *program)
                 else:
@@ -231,17 +231,17 @@ def test_a_rehearsed_plan_has_no_effect() -> None:
     a, b = (device.create_buffer(16, DATA) for _ in range(2))
     device.write_buffer(a, 0, words(1, 2, 3, 4))
     logged = len(device.log)
-    program = array("I", [Op.SCALARS, 2, 1, 3, 0, Op.WRITE, a, 0, 1, 9, Op.COPY_PAST, a, b, 4, Op.SUBMIT])
+    program = array("I", [Op.SCALARS, 2, 1, 3, 0, 0, Op.WRITE, a, 0, 1, 9, Op.COPY_PAST, a, b, 4, Op.SUBMIT])
     device.set_profile(spans=True)
     plan = device.create_plan(program)
     assert device.log[logged:] == [("create_plan", str(plan))]
     assert device.get(a, FakeBuffer, "test").get(0, 16) == words(1, 2, 3, 4)
     assert device.get(b, FakeBuffer, "test").data is None
     assert asyncio.run(device.take_profile()).spans == ()
-    program[9] = 7  # the plan has words of its own
-    device.replay(plan, 1, 1, 2, 0)
+    program[10] = 7  # the plan has words of its own
+    device.replay(plan, 1, 1, 2, 8, 0)
     assert device.get(b, FakeBuffer, "test").get(0, 16) == words(9, 0, 0, 0)
-    assert device.log[-5:-3] == [("replay", str(plan), "1", "1", "2", "0"), ("scalars", "1", "1", "2", "0")]
+    assert device.log[-5:-3] == [("replay", str(plan), *"11280"), ("scalars", *"11280")]
 
 
 def test_a_read_that_nobody_awaits_leaves_the_late_error_to_the_next() -> None:
@@ -338,7 +338,7 @@ def test_device_lost(how: str) -> None:
         device = FakeDevice()
         buffer, staging = device.create_buffer(16, DATA), device.create_buffer(16, STAGING)
         pipeline = await device.create_pipeline(EMPTY_WGSL, layout(READ))
-        plan = device.create_plan(array("I", [Op.SCALARS, 1, 1, 2, 0]))
+        plan = device.create_plan(array("I", [Op.SCALARS, 1, 1, 2, 0, 0]))
         reading = device.read_buffer(staging, 0, 16)
         if how == "lose":
             device.lose("driver reset")
@@ -351,8 +351,8 @@ def test_device_lost(how: str) -> None:
             lambda: device.write_buffer(buffer, 0, words(1)),
             lambda: device.destroy(buffer),
             lambda: submit(device, Op.SUBMIT),
-            lambda: device.create_plan(array("I", [Op.SCALARS, 1, 1, 2, 0])),
-            lambda: device.replay(plan, 1, 1, 2, 0),
+            lambda: device.create_plan(array("I", [Op.SCALARS, 1, 1, 2, 0, 0])),
+            lambda: device.replay(plan, 1, 1, 2, 0, 0),
         ]
         for call in calls:
             with pytest.raises(DeviceLost):

@@ -34,6 +34,7 @@ CONSTANTS: Mapping[str, Mapping[str, object]] = {
     "attention_split": {**HEADS, "window": 0},
     "attention_merge": {"heads": 4, "head_dim": 16, "chunk": 64, "threads": 4},
     "argmax": {"size": 33, "parts": 1, "stage": "all", "ban": (1, 2), "threads": 16},
+    "sample": {"stage": "top_p", "size": 33, "parts": 4, "threads": 16, "top_k": True},
     "noise": {"format": "u4m", "n": 24, "k": 64, "deviation": 0.1, "threads": 4},
     "plain_read": {"loads": 16, "threads": 256},
     "rope_turns": {**ROPE, "threads": 4},

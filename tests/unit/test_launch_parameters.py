@@ -12,7 +12,7 @@ from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions, Params
 from stepwell.launch.recorder import Recorder, Step
 from stepwell.memory.buffer import Buffer, Role
-from tests.launch_lab import LAST, MEANINGS, MIX, ONE, SEED, SUM, WORDS, Lab, pattern, seeds
+from tests.launch_lab import LAST, MEANINGS, MIX, ONE, PICK, SEED, SUM, WORDS, Lab, pattern, seeds
 
 SLOTS = (Params.UNIFORM_POOL, Params.CALL_SITE)
 MODES = (*SLOTS, Params.IMMEDIATES)
@@ -121,6 +121,53 @@ def test_no_results_differ_over_a_random_walk(mode: Params) -> None:
         for mine, other in zip(buffers, others, strict=True):
             assert made.content(mine) == off.content(other), turn
     assert skipped > 50
+
+
+def drawn(buffers: Sequence[Buffer], position: int, draw: int) -> Step:
+    """Launches that read the position, nothing, and the draw."""
+    a, b, c, d = buffers
+    rec = Recorder(position, draw=draw)
+    rec.launch(SEED, (a,), ONE)
+    rec.launch(MIX, (a, b), ONE)
+    rec.launch(PICK, (c, b, d), ONE)
+    return rec.finish()
+
+
+@pytest.mark.parametrize("mode", SLOTS)
+def test_a_draw_is_written_for_those_that_read_it(mode: Params) -> None:
+    made, buffers = lab(mode)
+    steps = [(3, 7), (3, 7), (3, 0xFFFFFF), (4, 0xFFFFFF), (4, 0), (4, 0)]
+    assert [uploads(made, drawn(buffers, *step)) for step in steps] == [(3, 0), (0, 3), (1, 2), (1, 2), (1, 2), (0, 3)]
+    greedy, others = lab(mode)
+    assert uploads(greedy, mixed(others, 3)) == (4, 0)
+    step = mixed(others, 3)._replace(draw=5)
+    assert uploads(greedy, step) == (0, 4), "none of them reads it"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_draw_reaches_live_and_replayed_steps(mode: Params) -> None:
+    made, buffers = lab(mode)
+    off, others = lab(mode, skip=False)
+    staging = made.staging()
+    plan = made.launcher.record(drawn(buffers, 3, 11), "key", 1, (), 100)
+    off.launcher.submit(drawn(others, 3, 11))
+    assert plan is not None
+    results = set()
+    for turn, draw in enumerate((11, 12, 12, 0, 0xFFFFFF, 11)):
+        if turn % 2:
+            made.launcher.replay(plan, 4, 1, staging, draw)
+        else:
+            made.launcher.submit(drawn(buffers, 4, draw))
+        off.launcher.submit(drawn(others, 4, draw))
+        for mine, other in zip(buffers, others, strict=True):
+            assert made.content(mine) == off.content(other), (turn, draw)
+        results.add(made.content(buffers[3]))
+    assert len(results) == 6, "each launch folds in what was there before"
+    twins = [lab(mode) for _ in range(2)]
+    for draw, (twin, held) in enumerate(twins):
+        twin.launcher.submit(drawn(held, 3, draw))
+    one, other = (twin.content(held[3]) for twin, held in twins)
+    assert one != other, "the draw alone makes a difference"
 
 
 # ---- doubt ----------------------------------------------------------------------------------------------------------

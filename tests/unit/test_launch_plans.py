@@ -223,9 +223,9 @@ def test_a_replay_is_one_call() -> None:
     plan = made.launcher.record(work(buffers, 3, staging), "key", 1, (), 60)
     assert plan is not None
     before = len(made.device.log)
-    made.launcher.replay(plan, 9, 1, staging)
+    made.launcher.replay(plan, 9, 1, staging, 7)
     calls = [entry for entry in made.device.log[before:] if entry[0] in ("replay", "write_buffer", "create_bind_group")]
-    assert calls == [("replay", str(plan.handle), "9", "1", "10", str(staging.id))]
+    assert calls == [("replay", str(plan.handle), "9", "1", "10", "7", str(staging.id))]
 
 
 # ---- nothing is destroyed under a plan ------------------------------------------------------------------------------

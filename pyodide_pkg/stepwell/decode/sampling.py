@@ -1,15 +1,18 @@
-"""Choosing the next token from the logits on the host: temperature, top-k, top-p, seeded.
+"""Choosing the next token: what a request may ask for, and the host's way of doing it, the reference for the GPU's.
 
-Greedy decoding does not come through here: its argmax runs on the GPU and four bytes come back.
+The GPU chooses (``argmax.wgsl``, ``sample.wgsl``) unless the logits come back anyway, because the largest of them are
+asked for.  The random numbers are the host's in either case, one per token; ``kernels/sampling.py`` says what is drawn.
 """
 
 import heapq
 import math
 import random
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepwell.errors import BadRequest
+from stepwell.kernels.sampling import BINS, DRAWS, STEPS, Cuts, inverse_of, settings_bytes, smallest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,32 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def cuts(self) -> Cuts:
+        return Cuts(self.top_k > 0, self.top_p < 1)
+
+    @property
+    def settings(self) -> bytes:
+        """What the GPU samples by."""
+        return settings_bytes(self.temperature, self.top_k, self.top_p)
+
+
+class Draws:
+    """The random numbers of a run: token n has the n-th, however often its step is issued; greedy runs have none."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._random = None if sampling.greedy else random.Random(sampling.seed)
+        self._drawn: list[int] = []
+
+    def __getitem__(self, index: int) -> int:
+        """A whole number, uniform in 0 … 2^24 - 1."""
+        if self._random is None:
+            return 0
+        while len(self._drawn) <= index:
+            self._drawn.append(self._random.randrange(DRAWS))
+        return self._drawn[index]
 
 
 def top_logits(logits: Sequence[float], count: int) -> list[tuple[int, float]]:
@@ -40,34 +68,49 @@ def top_logits(logits: Sequence[float], count: int) -> list[tuple[int, float]]:
     return [(index, -negated) for negated, index in best]
 
 
-class Sampler:
-    """Draws token ids; the same seed and logits give the same ids."""
+def choose(logits: Sequence[float], sampling: Sampling, draw: int, ban: Sequence[int] = ()) -> int:
+    """The id that ``draw`` takes of these f32 logits, or the one of the largest that is not banned."""
+    values = array("f", logits)
+    for index in ban:
+        values[index] = -math.inf
+    if sampling.greedy:
+        return top_logits(values, 1)[0][0]
+    kept = kept_ids(values, sampling)
+    rest = draw / DRAWS * math.fsum(weight for _, weight in kept)
+    chosen = smallest_of(tuple(ban))
+    for index, weight in kept:
+        chosen = index
+        rest -= weight
+        if rest < 0:
+            break
+    return chosen
 
-    def __init__(self, sampling: Sampling) -> None:
-        self._sampling = sampling
-        self._random = random.Random(sampling.seed)
 
-    def choose(self, logits: Sequence[float], ban: Sequence[int] = ()) -> int:
-        """An id drawn from softmax(logits / temperature), cut to the top k and then to the nucleus p."""
-        sampling = self._sampling
-        # banned ids are dropped after the cut, so the cut takes that many more
-        wanted = 1 if sampling.greedy else sampling.top_k or len(logits)
-        keep = min(len(logits), wanted + len(ban))
-        candidates = [pair for pair in top_logits(logits, keep) if pair[0] not in ban]
-        if sampling.top_k:
-            candidates = candidates[: sampling.top_k]
-        if sampling.greedy:
-            return candidates[0][0]
-        highest = candidates[0][1]
-        weights = [math.exp((logit - highest) / sampling.temperature) for _, logit in candidates]
-        if sampling.top_p < 1:
-            weights = weights[: _nucleus(weights, sampling.top_p)]
-        threshold = self._random.random() * math.fsum(weights)
-        for (index, _), weight in zip(candidates, weights, strict=False):
-            threshold -= weight
-            if threshold < 0:
-                return index
-        return candidates[len(weights) - 1][0]
+def kept_ids(logits: "array[float]", sampling: Sampling) -> list[tuple[int, float]]:
+    """(id, weight) of what may be drawn, by id."""
+    candidates = _distances(logits, sampling.temperature)
+    if sampling.top_k:
+        candidates = heapq.nsmallest(sampling.top_k, candidates)
+    if sampling.top_p < 1:
+        candidates.sort()
+        candidates = candidates[: _nucleus([_weight(distance) for distance, _ in candidates], sampling.top_p)]
+    return sorted((index, _weight(distance)) for distance, index in candidates)
+
+
+def _distances(logits: "array[float]", temperature: float) -> list[tuple[int, int]]:
+    """(distance, id) of all that are not out, by id; computed as f32 arithmetic does."""
+    largest = max(filter(math.isfinite, logits), default=None)
+    if largest is None:
+        return []
+    inverse = inverse_of(temperature)
+    ids = [index for index, logit in enumerate(logits) if -math.inf < logit <= largest]
+    gaps = array("f", [largest - logits[index] for index in ids])
+    scaled = array("f", [gap * inverse for gap in gaps])
+    return [(int(x * STEPS), index) for index, x in zip(ids, scaled, strict=True) if x * STEPS < BINS * BINS]
+
+
+def _weight(distance: int) -> float:
+    return math.exp(-distance / STEPS)
 
 
 def _nucleus(weights: Sequence[float], top_p: float) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from stepwell.clock import now_ms
 from stepwell.decode.kv_cache import KV_MODES
-from stepwell.decode.sampling import Sampler, Sampling, top_logits
+from stepwell.decode.sampling import Draws, Sampling, choose, top_logits
 from stepwell.decode.stepper import PREFILL_ROWS, Flight, Stepper, Want
 from stepwell.decode.timing import NOTHING, Cost, StepTiming, TokenEvent
 from stepwell.errors import BadRequest, BudgetExceeded, ContextFull, DeviceLost, OutOfMemory, PoolError, StepwellError
@@ -50,9 +50,15 @@ class Generation:
 
     @property
     def want(self) -> Want:
-        """A greedy choice stays on the GPU: the next step's id is already where the embedding reads it."""
-        on_gpu = self.sampling.greedy and not self.top_logits
-        return Want(on_gpu, tuple(sorted(self.eog_ids)) if self.ban_eos else (), self.digest)
+        """The choice stays on the GPU, where the next embedding reads it, unless the host is to see the logits."""
+        on_gpu = not self.top_logits
+        cuts = self.sampling.cuts if on_gpu and not self.sampling.greedy else None
+        return Want(on_gpu, tuple(sorted(self.eog_ids)) if self.ban_eos else (), self.digest, cuts)
+
+    @property
+    def settings(self) -> bytes:
+        """What the GPU samples by; nothing where it does not."""
+        return self.sampling.settings if self.want.cuts is not None else b""
 
 
 class DecodeSession:
@@ -118,7 +124,7 @@ class DecodeSession:
         self, generation: Generation, prompt_rows: int, progress: Callable[[int, int], None] | None = None
     ) -> None:
         """Compile the kernels that prefill and decode will need, so that no token's time includes it."""
-        self._stepper.configure(generation.want, self._depth(generation))
+        self._stepper.configure(generation.want, self._depth(generation), generation.settings)
         reach = self.length + prompt_rows
         uses = []
         for rows in {min(prompt_rows, PREFILL_ROWS), prompt_rows % PREFILL_ROWS or PREFILL_ROWS, 1}:
@@ -141,7 +147,7 @@ class DecodeSession:
         await self._settle()
         self._cancelled = False
         run = _Run(generation, self._depth(generation), now_ms())
-        self._stepper.configure(run.want, run.depth)
+        self._stepper.configure(run.want, run.depth, generation.settings)
         self._stepper.meter.on = generation.measure
         self._stepper.meter.take()
         try:
@@ -227,7 +233,7 @@ class DecodeSession:
         for first in range(0, len(prompt), PREFILL_ROWS):
             rows = prompt[first : first + PREFILL_ROWS]
             done = first + len(rows)
-            data = await self._pool.retrying(lambda: self._alone(rows, run, end, last=done == len(prompt)))  # noqa: B023
+            data = await self._pool.retrying(lambda: self._alone(rows, run, end, index, last=done == len(prompt)))  # noqa: B023
             if (fresh := self.length - len(self._history)) > 0:  # not what is read once more
                 self._history += rows[-fresh:]
             if progress is not None:
@@ -243,9 +249,12 @@ class DecodeSession:
         switch = self._model.switch
         return switch is not None and 0 < self.length <= switch < end
 
-    async def _alone(self, ids: Sequence[int], run: "_Run", end: int, *, last: bool) -> bytes:
-        """One step as a transaction, with nothing else in flight: it commits, or has given everything back."""
-        flight = await self._stepper.issue(ids, len(ids), reach=end, last=last, live=True)
+    async def _alone(self, ids: Sequence[int], run: "_Run", end: int, index: int, *, last: bool) -> bytes:
+        """One step as a transaction, with nothing else in flight: it commits, or has given everything back.
+
+        With the ``last`` of a prompt token ``index`` is chosen.
+        """
+        flight = await self._stepper.issue(ids, len(ids), reach=end, last=last, live=True, draw=run.draws[index])
         try:
             data = await self._result(flight, run)
         except BaseException:
@@ -270,7 +279,7 @@ class DecodeSession:
             self._launcher.touch_ahead()
             refused = flight.refused
         except _FAILURES as failure:
-            data, refused = await self._once_more(before.id, failure, run), "retried"
+            data, refused = await self._once_more(before, failure, run), "retried"
         self._history.append(before.id)
         return await self._event(before.index + 1, data, run, refused)
 
@@ -283,10 +292,11 @@ class DecodeSession:
                 return
             known = before.id if not flights else None
             ids = None if run.want.on_gpu else [before.id]
-            flights.append(await stepper.issue(ids, 1, token=known))
+            draw = run.draws[before.index + 1 + len(flights)]
+            flights.append(await stepper.issue(ids, 1, token=known, draw=draw))
 
-    async def _once_more(self, token: int, failure: StepwellError, run: "_Run") -> bytes:
-        """The step of ``token`` after a failure of it or of a later one: alone, with the id from the host.
+    async def _once_more(self, before: TokenEvent, failure: StepwellError, run: "_Run") -> bytes:
+        """The step of the token ``before`` after a failure of it or of a later one: alone, with the id from the host.
 
         What the failed ones left on the GPU is not trusted.
         """
@@ -297,7 +307,7 @@ class DecodeSession:
         async def attempt() -> bytes:
             if failures:
                 raise failures.pop()
-            return await self._alone([token], run, self._context, last=True)
+            return await self._alone([before.id], run, self._context, before.index + 1, last=True)
 
         return await self._pool.retrying(attempt)
 
@@ -339,7 +349,7 @@ class DecodeSession:
         if token is None:
             values = array("f", logits)
             best = top_logits(values, generation.top_logits)
-            token = run.sampler.choose(values, run.want.ban)
+            token = choose(values, generation.sampling, run.draws[index], run.want.ban)
         digest = hashlib.sha256(logits).hexdigest()[:_DIGEST_DIGITS] if generation.digest else ""
         counters = None
         if generation.measure:
@@ -361,7 +371,7 @@ class _Run:
 
     def __init__(self, generation: Generation, depth: int, start_ms: float) -> None:
         self.generation, self.want, self.depth = generation, generation.want, depth
-        self.sampler = Sampler(generation.sampling)
+        self.draws = Draws(generation.sampling)
         self.encode_ms = self.wait_ms = 0.0
         self.cost: Cost = NOTHING  # of the token that is awaited
         self._last_ms = start_ms

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from stepwell.clock import now_ms
 from stepwell.decode.kv_cache import KVCache, Pair
 from stepwell.decode.timing import Cost, Meter
+from stepwell.kernels.sampling import SETTINGS_BYTES, Cuts
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.plan import Plan
 from stepwell.launch.recorder import Recorder, Step
@@ -23,11 +24,15 @@ _LOGITS_AT = 16  # behind the token's id, where both are read back
 
 
 class Want(NamedTuple):
-    """What a step is to bring back: the id chosen on the GPU (and never one of ``ban``), or the logits, or both."""
+    """What a step is to bring back: the id chosen on the GPU (and never one of ``ban``), or the logits, or both.
+
+    ``cuts`` None: the id chosen there is that of the largest logit; else it is drawn, by the settings.
+    """
 
     on_gpu: bool
     ban: tuple[int, ...] = ()
     digest: bool = False
+    cuts: Cuts | None = None
 
     def nbytes(self, vocab: int) -> int:
         if not self.on_gpu:
@@ -69,6 +74,7 @@ class Stepper:
         # decode steps have their buffers for good where plans are to find them again
         self._steady = Steady(self._pool, launcher.kernels.workspace) if launcher.options.replay else None
         self._ids = self._pool.acquire(4 * PREFILL_ROWS, Role.ACTIVATION, "ids", host=True)
+        self._settings: Buffer | None = None  # of sampling, once there was any
         self._ring: list[Buffer] = []
         self._turn = 0
         self._want = Want(on_gpu=True)
@@ -76,13 +82,17 @@ class Stepper:
         self._no_plans = ""  # why steps are no longer recorded
         self.wants_record = False  # a plan is due, as soon as nothing is in flight
 
-    def configure(self, want: Want, depth: int) -> None:
-        """What the next steps bring back.  Nothing may be in flight."""
+    def configure(self, want: Want, depth: int, settings: bytes = b"") -> None:
+        """What the next steps bring back; ``settings`` is what they sample by.  Nothing may be in flight."""
         self._want, self._nbytes = want, want.nbytes(self._model.config.vocab_size)
         if len(self._ring) != depth + 1 or self._ring[0].requested < self._nbytes:
             self._release_ring()
             for _ in range(depth + 1):
                 self._ring.append(self._pool.acquire(self._nbytes, Role.STAGING, "readback"))
+        if want.cuts is not None:
+            if self._settings is None:
+                self._settings = self._pool.acquire(SETTINGS_BYTES, Role.ACTIVATION, "sampling settings", host=True)
+            self._launcher.write(self._settings, settings)
         self.wants_record = False
 
     def dry_run(self, rows: int, reach: int) -> Step:
@@ -93,13 +103,13 @@ class Stepper:
 
     async def issue(
         self, ids: Sequence[int] | None, rows: int, *, reach: int = 0, last: bool = True, live: bool = False,
-        token: int | None = None,
+        token: int | None = None, draw: int = 0,
     ) -> Flight:  # fmt: skip
         """Issue a step of ``rows`` tokens.  ``ids`` None: the id is on the GPU already.
 
         ``reach``: where the prompt ends that the step is part of.  ``live``: neither a plan nor for one.  ``token`` is
-        the id of a decode step, given when nothing is in flight: then a plan may be recorded.  Raises what the pool and
-        the device raise; the step is abandoned then, and all that are in flight.
+        the id of a decode step, given when nothing is in flight: then a plan may be recorded.  ``draw``: what the next
+        id is sampled by.  Raises what the pool and the device raise; the step is abandoned then, and all in flight.
         """
         start = now_ms()
         step = None
@@ -112,13 +122,13 @@ class Stepper:
             staging = self._next_staging() if last else None
             if plan is not None and staging is not None:
                 self._write_ids(ids)
-                self._launcher.replay(plan, position, rows, staging)
+                self._launcher.replay(plan, position, rows, staging, draw)
             elif refused == "recorded" and token is not None and staging is not None:
-                flight = await self._record_plan(scope, pairs, position, token, staging, start)
+                flight = await self._record_plan(scope, pairs, position, token, draw, staging, start)
                 scope.end_step()
                 return flight
             else:
-                rec = Recorder(position, rows, self._launcher.shapes)
+                rec = Recorder(position, rows, self._launcher.shapes, draw)
                 if ids is not None:
                     rec.write(self._ids, 0, ids)
                 self._cache.carry(rec)
@@ -147,6 +157,8 @@ class Stepper:
         if self._steady is not None:
             self._steady.release()
         self._release_ring()
+        if self._settings is not None:
+            self._pool.release(self._settings)
         self._pool.release(self._ids)
 
     def _release_ring(self) -> None:
@@ -214,7 +226,10 @@ class Stepper:
         if logits is None:
             return rec.finish(), None
         vocab_bytes = 4 * model.config.vocab_size
-        if want.on_gpu:
+        if want.cuts is not None:
+            assert self._settings is not None, "configure has written them"
+            model.sample(rec, scope, logits, self._settings, self._ids, want.ban, want.cuts)
+        elif want.on_gpu:
             model.choose(rec, scope, logits, self._ids, want.ban)
         if not want.on_gpu:
             rec.copy_out(logits, 0, vocab_bytes)
@@ -233,12 +248,13 @@ class Stepper:
         pairs: Sequence[Pair],
         position: int,
         token: int,
+        draw: int,
         staging: Buffer,
         start: float,
     ) -> Flight:
         """Issue the step live and keep it as a plan, replay that once, and compare: ids and logits bit by bit."""
         launcher = self._launcher
-        rec = Recorder(position, 1, launcher.shapes)
+        rec = Recorder(position, 1, launcher.shapes, draw)
         self._cache.carry(rec)
         step, logits = self._record(rec, scope, pairs, self._reach, last=True, staging=staging)
         assert logits is not None
@@ -251,11 +267,11 @@ class Stepper:
             self._no_plans = "unsound"  # it would be again
         try:
             data = await launcher.read(staging, self._nbytes)
-            if plan is not None and not await self._replays_alike(plan, position, token, staging, logits, data):
+            if plan is not None and not await self._replays_alike(plan, position, token, draw, staging, logits, data):
                 self._no_plans = "differs"
                 launcher.plans.refused["differs"] += 1
                 scope.end_step()
-                data = await self._once_more(scope, pairs, position, token, staging)
+                data = await self._once_more(scope, pairs, position, token, draw, staging)
         except BaseException:
             if plan is not None:
                 launcher.plans.discard(plan)
@@ -266,22 +282,22 @@ class Stepper:
         return Flight(_Read(data), (start, issued), refused, self.meter.take())
 
     async def _replays_alike(
-        self, plan: Plan, position: int, token: int, staging: Buffer, logits: Buffer, data: bytes
+        self, plan: Plan, position: int, token: int, draw: int, staging: Buffer, logits: Buffer, data: bytes
     ) -> bool:
         """Replay the step that was just done, and compare what comes back and the logits, bit by bit."""
         launcher, nbytes = self._launcher, 4 * self._model.config.vocab_size
         expected = await launcher.peek(logits, nbytes)
         self._write_ids((token,))
-        launcher.replay(plan, position, 1, staging)
+        launcher.replay(plan, position, 1, staging, draw)
         again = await launcher.read(staging, self._nbytes)
         return again == data and await launcher.peek(logits, nbytes) == expected
 
     async def _once_more(
-        self, scope: Scope, pairs: Sequence[Pair], position: int, token: int, staging: Buffer
+        self, scope: Scope, pairs: Sequence[Pair], position: int, token: int, draw: int, staging: Buffer
     ) -> bytes:
         """The step live, after a replay that went wrong: what that wrote is written over."""
         self._write_ids((token,))
-        rec = Recorder(position, 1, self._launcher.shapes)
+        rec = Recorder(position, 1, self._launcher.shapes, draw)
         self._cache.carry(rec)
         step, _ = self._record(rec, scope, pairs, self._reach, last=True, staging=staging)
         await self._submit(step)

@@ -152,7 +152,7 @@ class Device(Protocol):
     def submit(self, program: "array[int]") -> None:
         """Execute a flat program (see ``program.py``) in one call."""
 
-    def replay(self, plan: int, position: int, rows: int, length: int, staging: int) -> None:
+    def replay(self, plan: int, position: int, rows: int, length: int, draw: int, staging: int) -> None:
         """Execute a plan with these SCALARS: what ``submit`` of its program with them does."""
 
     def read_buffer(self, buffer: int, offset: int, nbytes: int) -> Awaitable[bytes]:

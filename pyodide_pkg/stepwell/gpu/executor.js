@@ -135,12 +135,13 @@ class Executor {
     execute(this.device, program, count, objects, this.profile);
   }
 
-  replay(handle, position, rows, length, staging) {
+  replay(handle, position, rows, length, draw, staging) {
     this.throwIfLost();
     const { words, objects, copiesOut } = this.tables.plan(handle);
     words[1] = position;
     words[2] = rows;
     words[3] = length;
+    words[4] = draw;
     if (copiesOut) objects[STAGING] = this.tables.buffer(staging);
     execute(this.device, words, words.length, objects, this.profile);
   }

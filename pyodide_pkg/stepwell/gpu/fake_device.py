@@ -140,15 +140,15 @@ class FakeDevice:
         self._alive()
         FakeQueue(self).run(program)
 
-    def replay(self, plan: int, position: int, rows: int, length: int, staging: int) -> None:
+    def replay(self, plan: int, position: int, rows: int, length: int, draw: int, staging: int) -> None:
         self._alive()
         found = self.get(plan, FakePlan, "replay")
         dead = found.handles - self._objects.keys()
         if dead:
             raise UsageError(f"replay of plan {plan}: {min(dead)}, which it refers to, was destroyed. Record it anew.")
-        self.note("replay", plan, position, rows, length, staging)
+        self.note("replay", plan, position, rows, length, draw, staging)
         words = found.words[:]
-        words[1:5] = array("I", (position, rows, length, staging))
+        words[1:6] = array("I", (position, rows, length, draw, staging))
         FakeQueue(self).run(words)
 
     def read_buffer(self, buffer: int, offset: int, nbytes: int) -> Awaitable[bytes]:

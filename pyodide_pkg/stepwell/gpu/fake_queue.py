@@ -27,7 +27,7 @@ _OPERANDS: Mapping[int, int] = {
     Op.CLEAR: 3,
     Op.WRITE: 3,
     Op.SUBMIT: 0,
-    Op.SCALARS: 4,
+    Op.SCALARS: 5,
     Op.IMMEDIATES: 0,
     Op.PARAMS: 3,
     Op.DISPATCH_BY_LENGTH: 5,
@@ -35,7 +35,7 @@ _OPERANDS: Mapping[int, int] = {
     Op.COPY_OUT: 3,
 }
 _OF_THE_STEP = (Op.IMMEDIATES, Op.PARAMS, Op.DISPATCH_BY_LENGTH, Op.COPY_PAST, Op.COPY_OUT)
-_MASK_BITS = int(Scalar.POSITION | Scalar.ROWS | Scalar.LENGTH)
+_MASK_BITS = int(Scalar.POSITION | Scalar.ROWS | Scalar.LENGTH | Scalar.DRAW)
 _Object = TypeVar("_Object", FakeBuffer, FakePipeline, FakeBindGroup)
 
 
@@ -195,13 +195,13 @@ class FakeQueue:
 
     # ---- the queue --------------------------------------------------------------------------------------------------
 
-    def _scalars(self, position: int, rows: int, length: int, staging: int) -> None:
+    def _scalars(self, position: int, rows: int, length: int, draw: int, staging: int) -> None:
         self.position, self.length, self.staging = position, length, staging
-        self.block, self.has_scalars = array("I", (position, rows, length, 0)), True
+        self.block, self.has_scalars = array("I", (position, rows, length, draw)), True
 
     def _params(self, handle: int, offset: int, mask: int) -> None:
         if mask & ~_MASK_BITS:
-            raise UsageError(f"PARAMS with mask {mask:#b}; its bits are position, rows and length.")
+            raise UsageError(f"PARAMS with mask {mask:#b}; its bits are position, rows, length and draw.")
         masked = array("I", (word if mask >> bit & 1 else 0 for bit, word in enumerate(self.block)))
         self._write(handle, offset, masked, "PARAMS")
 

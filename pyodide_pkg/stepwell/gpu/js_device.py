@@ -177,9 +177,9 @@ class JsDevice:
         handle: int = self._now(self._js.createPlan, self._hand_over(program))
         return handle
 
-    def replay(self, plan: int, position: int, rows: int, length: int, staging: int) -> None:
+    def replay(self, plan: int, position: int, rows: int, length: int, draw: int, staging: int) -> None:
         try:  # not through _now: this is the call of every token
-            self._replay(plan, position, rows, length, staging)
+            self._replay(plan, position, rows, length, draw, staging)
         except JsException as exception:
             raise _raised(exception) from None
 

@@ -7,13 +7,13 @@
 
 const [BEGIN_PASS, END_PASS, DISPATCH, COPY, CLEAR, WRITE, SUBMIT] = [1, 2, 3, 4, 5, 6, 7];
 const [SCALARS, IMMEDIATES, PARAMS, DISPATCH_BY_LENGTH, COPY_PAST, COPY_OUT] = [8, 9, 10, 11, 12, 13];
-const SIZES = [0, 1, 1, 6, 6, 4, 4, 1, 5, 1, 4, 6, 4, 4]; // words per instruction, the opcode included
-const STAGING = 4; // the word of the staging buffer: SCALARS is the first instruction
-const MASK_BITS = 7; // position, rows, length
+const SIZES = [0, 1, 1, 6, 6, 4, 4, 1, 6, 1, 4, 6, 4, 4]; // words per instruction, the opcode included
+const STAGING = 5; // the word of the staging buffer: SCALARS is the first instruction
+const MASK_BITS = 15; // position, rows, length, draw
 
 const failed = (name, message) => Object.assign(new Error(message), { name });
 
-const stepBlock = new Uint32Array(4); // position, rows, length, 0 of the program that is being executed
+const stepBlock = new Uint32Array(4); // position, rows, length, draw of the program that is being executed
 const maskedBlock = new Uint32Array(4);
 
 // Fills objects[i] with the object whose handle is word i, for the first `count` words. The staging buffer is left to
@@ -144,7 +144,7 @@ function execute(device, w, count, objects, profile) {
         break;
       case PARAMS: {
         const mask = w[i + 3];
-        for (let word = 0; word < 3; word++) maskedBlock[word] = mask >> word & 1 ? stepBlock[word] : 0;
+        for (let word = 0; word < 4; word++) maskedBlock[word] = mask >> word & 1 ? stepBlock[word] : 0;
         queue.writeBuffer(objects[i + 1], w[i + 2], maskedBlock);
         i += 4;
         break;
@@ -153,7 +153,8 @@ function execute(device, w, count, objects, profile) {
         stepBlock[0] = position = w[i + 1];
         stepBlock[1] = w[i + 2];
         stepBlock[2] = length = w[i + 3];
-        i += 5;
+        stepBlock[3] = w[i + 4];
+        i += 6;
         break;
       case SUBMIT:
         if (encoder) {

@@ -10,14 +10,14 @@ sizes are bytes.  ``executor.js`` and ``FakeDevice`` interpret the same words, s
     CLEAR      buffer, offset, nbytes                      zero fill; no pass may be open
     WRITE      buffer, offset, count, word, …              queue.writeBuffer: runs *before* what is not yet submitted
     SUBMIT                                                 finish the encoder and submit it
-    SCALARS    position, rows, length, staging             the step's own numbers; first of all, or missing
+    SCALARS    position, rows, length, draw, staging       the step's own numbers; first of all, or missing
     IMMEDIATES                                             the step block as the pass's immediates; needs an open pass
     PARAMS     buffer, offset, mask                        queue.writeBuffer of the step block, like WRITE
     DISPATCH_BY_LENGTH  pipeline, bind group, unit, y, z   DISPATCH with x = length / unit, rounded up
     COPY_PAST  source, target, unit                        copies position * unit bytes, from start to start, like COPY
     COPY_OUT   source, offset, nbytes                      copies to the start of the staging buffer, like COPY
 
-The step block is 16 bytes, the words position, rows, length, 0.  ``PARAMS`` writes zero for each word whose bit is not
+The step block is 16 bytes: position, rows, length, draw.  ``PARAMS`` writes zero for each word whose bit is not
 in ``mask``, so that a buffer stays the same while only other words change.  Immediates hold until the end of the pass.
 What changes from step to step is in SCALARS only: a plan (``Device.create_plan``) is a program with other SCALARS.
 """
@@ -49,6 +49,7 @@ class Scalar(IntFlag):
     POSITION = 1
     ROWS = 2
     LENGTH = 4
+    DRAW = 8
 
 
 STEP_BYTES = 16
@@ -89,9 +90,9 @@ class Program:
     def submit(self) -> None:
         self.words.append(Op.SUBMIT)
 
-    def scalars(self, position: int, rows: int, length: int, staging: int = 0) -> None:
+    def scalars(self, position: int, rows: int, length: int, draw: int = 0, staging: int = 0) -> None:
         """First of all; ``staging`` is the handle that ``copy_out`` copies to (0: nothing is copied out)."""
-        self.words.extend((Op.SCALARS, position, rows, length, staging))
+        self.words.extend((Op.SCALARS, position, rows, length, draw, staging))
 
     def immediates(self) -> None:
         self.words.append(Op.IMMEDIATES)

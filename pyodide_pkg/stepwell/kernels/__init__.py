@@ -30,6 +30,7 @@ KERNELS: Mapping[str, str] = {
     "attention_split": "the same for GPUs, and wherever subgroups are missing",
     "attention_merge": "the chunks of attention put together",
     "argmax": "the id of the largest logit that is not banned",
+    "sample": "an id drawn from the softmax of the logits, cut to the top k and the nucleus p",
     "matvec": "one row of x times W^T, with the norm or merge before it and what comes after it: for GPUs",
     "rope_turns": "the rotation of the step's position, per pair of a head",
     "attention_decode": "one chunk of attention of one row: for GPUs",
@@ -44,12 +45,14 @@ _IMMEDIATE = re.compile(r"var<\s*immediate\s*>\s*\w+\s*:\s*(\w+)")
 
 _COMMENT = re.compile(r"//.*")
 _STEP = re.compile(r"var<\s*(uniform|immediate)\s*>\s*step\b")
-_FIELDS = {"position": Scalar.POSITION, "rows": Scalar.ROWS, "length": Scalar.LENGTH}
+_FIELDS = {"position": Scalar.POSITION, "rows": Scalar.ROWS, "length": Scalar.LENGTH, "draw": Scalar.DRAW}
 
 
 @cache
 def _environment() -> "jinja2.Environment":
     import jinja2  # here, not at the top: pages that only allocate never pay for it
+
+    from stepwell.kernels.sampling import GLOBALS
 
     def source(name: str) -> str:
         return files("stepwell.kernels").joinpath("wgsl", name).read_text(encoding="utf-8")
@@ -62,6 +65,7 @@ def _environment() -> "jinja2.Environment":
         autoescape=False,  # WGSL, not HTML
     )
     environment.globals["layouts"] = LAYOUTS
+    environment.globals["sampling"] = GLOBALS
     return environment
 
 

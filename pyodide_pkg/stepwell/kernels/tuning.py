@@ -65,6 +65,8 @@ class Tuning:
     tile_rows: int = 64  # its outputs per workgroup
     tile_columns: int = 32
     argmax_parts: int = 1  # workgroups that share the logits
+    sample_parts: int = 4  # the same, of sampling; at most its threads
+    sample_threads: int = 16  # a power of two up to 1,024
     fused: bool = False  # decode steps by kernels/fused.py
     subgroup: int = 0  # its kernels' subgroup size; 0: they know none
     decode_chunk: int = 64  # positions of a tile of its attention
@@ -84,6 +86,11 @@ class Tuning:
     def __post_init__(self) -> None:
         if self.subgroups and self.norm_threads != 4:
             raise BadRequest(f"norm_threads is {self.norm_threads}; with subgroups of four it must be 4.")
+        parts, threads = self.sample_parts, self.sample_threads
+        if not 1 <= parts <= threads <= 1024 or threads & (threads - 1):
+            raise BadRequest(
+                f"sampling in {parts} parts by {threads} threads; a power of two up to 1,024, and no more parts."
+            )
 
 
 def tuning_for(info: DeviceInfo) -> Tuning:
@@ -114,6 +121,8 @@ def tuning_for(info: DeviceInfo) -> Tuning:
         tiled_rows=16,
         decode_threads=min(512, info.limits.get("maxComputeInvocationsPerWorkgroup", 256)),
         argmax_parts=64,
+        sample_parts=64,
+        sample_threads=256,
         workgroup_bytes=info.limits.get("maxComputeWorkgroupStorageSize", 16384),
         fused=True,
         dot4="packed_4x8_integer_dot_product" in info.language,

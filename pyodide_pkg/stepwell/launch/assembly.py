@@ -14,8 +14,6 @@ from stepwell.launch.recorder import ByLength, Copy, CopyOut, CopyPast, Launch, 
 if TYPE_CHECKING:
     from stepwell.launch.launcher import Launcher
 
-_FIELDS = 8  # subsets of position, rows and length
-
 
 class Assembly:
     """One step on its way to the device.
@@ -29,11 +27,8 @@ class Assembly:
         self._step = step
         self._whole = whole
         self._counters = Counters()
-        self._scalars = (step.position, step.rows, step.length)
-        self._words: list[Words] = [
-            tuple(value if mask >> bit & 1 else 0 for bit, value in enumerate(self._scalars))  # type: ignore[misc]
-            for mask in range(_FIELDS)
-        ]
+        self._scalars = (step.position, step.rows, step.length, step.draw)
+        self._words: dict[int, Words] = {}  # by what of them a kernel reads
         self._program = self._new_program()
         self._once = self._new_program()  # of a whole step: writes that need not be repeated with it
         self.written_once: set[Binding] = set()
@@ -167,7 +162,10 @@ class Assembly:
         launcher, counters = self._launcher, self._counters
         assert launcher.parameters is not None
         slot = launcher.parameters.slot(pipeline)
-        words = self._words[fields]
+        words = self._words.get(fields)
+        if words is None:
+            words = tuple(value if fields >> bit & 1 else 0 for bit, value in enumerate(self._scalars))
+            self._words[fields] = words
         written = self.written.get(slot)  # earlier in this step: a flush has made the slot free again
         program = self._program
         if launcher.options.skip_uploads and not (self._whole and fields):
@@ -185,4 +183,4 @@ class Assembly:
         return slot
 
 
-_SCALAR_WORDS = 5  # SCALARS and its operands
+_SCALAR_WORDS = 6  # SCALARS and its operands

@@ -110,13 +110,13 @@ class Launcher:
         self.plans.add(plan)
         return plan
 
-    def replay(self, plan: Plan, position: int, rows: int, staging: Buffer) -> None:
+    def replay(self, plan: Plan, position: int, rows: int, staging: Buffer, draw: int = 0) -> None:
         """Issue the step that ``plan`` was recorded from, with other scalars."""
         if self.pool.debug:
             self.pool.check_live(plan.buffers)
         self.touch_ahead()
         self.shadow.doubt(plan.slots)
-        self.device.replay(plan.handle, position, rows, position + rows, staging.id)
+        self.device.replay(plan.handle, position, rows, position + rows, draw, staging.id)
         self.counters.add(plan.counts)
         self.plans.replayed += 1
         self.pool.flush()

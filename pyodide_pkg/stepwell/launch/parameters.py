@@ -13,7 +13,7 @@ from stepwell.gpu.program import STEP_BYTES
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
 
-Words = tuple[int, int, int]
+Words = tuple[int, ...]  # position, rows, length, draw; 0 for what the slot's kernel does not read
 
 
 class Parameters(Protocol):

@@ -2,7 +2,7 @@
 
 A model's code calls a ``Recorder``; the finished ``Step`` holds writes, copies and launches in order.  It names kernels
 by ``Variant`` and buffers by handle, so it can be inspected, compiled ahead, submitted and compared in tests.  What
-changes from token to token (position, rows, length) stands in the step alone: its commands refer to it.
+changes from token to token (position, rows, length, draw) stands in the step alone: its commands refer to it.
 """
 
 from collections.abc import Sequence
@@ -91,12 +91,16 @@ Command = Write | Copy | CopyPast | CopyOut | Launch
 
 
 class Step(NamedTuple):
-    """``position`` is that of the first of ``rows`` tokens; ``staging`` the buffer that CopyOut fills, 0: none."""
+    """``position`` is that of the first of ``rows`` tokens; ``staging`` the buffer that CopyOut fills, 0: none.
+
+    ``draw``: the random number that a sampled token is chosen by (``decode/sampling.py``).
+    """
 
     position: int
     rows: int
     staging: int
     commands: tuple[Command, ...]
+    draw: int = 0
 
     @property
     def length(self) -> int:
@@ -127,10 +131,16 @@ class Step(NamedTuple):
 class Recorder:
     """Collects one step.  Cheap enough to run for every token; no GPU object, no JS."""
 
-    __slots__ = ("_commands", "_shape", "position", "rows", "shapes")
+    __slots__ = ("_commands", "_shape", "draw", "position", "rows", "shapes")
 
-    def __init__(self, position: int = 0, rows: int = 1, shapes: Shapes = Shapes()) -> None:  # noqa: B008 - immutable
-        self.position, self.rows, self.shapes = position, rows, shapes
+    def __init__(
+        self,
+        position: int = 0,
+        rows: int = 1,
+        shapes: Shapes = Shapes(),  # noqa: B008 - immutable
+        draw: int = 0,
+    ) -> None:
+        self.position, self.rows, self.shapes, self.draw = position, rows, shapes, draw
         self._shape: Shape = (shapes.width(rows),)
         self._commands: list[Command] = []
 
@@ -163,4 +173,4 @@ class Recorder:
 
     def finish(self, staging: Buffer | None = None) -> Step:
         """The step; ``staging`` takes what ``copy_out`` recorded."""
-        return Step(self.position, self.rows, 0 if staging is None else staging.id, tuple(self._commands))
+        return Step(self.position, self.rows, 0 if staging is None else staging.id, tuple(self._commands), self.draw)

@@ -16,6 +16,7 @@ from stepwell.errors import BadFile
 from stepwell.gpu.device import ByteSource, Progress
 from stepwell.kernels.fused import FusedOps
 from stepwell.kernels.ops import ROPE_BITS, Heads, Ops
+from stepwell.kernels.sampling import Cuts, SampleOps
 from stepwell.kernels.tuning import tuning_for
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.recorder import Recorder
@@ -39,6 +40,7 @@ class Llama:
         self._turns = turns
         self._ops = Ops(tuning_for(launcher.device.info))
         self._fused = FusedOps(self._ops.tuning)
+        self._sampling = SampleOps(self._ops.tuning)
         window = config.sliding_window if config.sliding_window < config.context_length else 0
         rope = (config.rope_dim, window, config.rope_scale)
         self._heads = Heads(config.n_heads, config.n_kv_heads, config.head_dim, *rope)
@@ -185,6 +187,16 @@ class Llama:
         nbytes = self._ops.argmax_bytes()
         pairs = scope.workspace("argmax", (1,), "argmax pairs", nbytes) if nbytes else None
         self._ops.argmax(rec, logits, pairs, token, size=self.config.vocab_size, ban=ban)
+
+    def sample(
+        self, rec: Recorder, scope: Acquires, logits: Buffer, settings: Buffer, token: Buffer, ban: tuple[int, ...],
+        cuts: Cuts,
+    ) -> None:  # fmt: skip
+        """Record a draw: token[0] = an id of those outside ``ban``, by ``settings`` (``kernels/sampling.py``)."""
+        size = self.config.vocab_size
+        work = scope.workspace("sample", (1,), "sampling", self._sampling.work_bytes())
+        distances = scope.workspace("sample", (1,), "distances", 4 * size)
+        self._sampling.sample(rec, logits, settings, work, distances, token, size=size, ban=ban, cuts=cuts)
 
     def close(self) -> None:
         """Give the weights back to the pool."""

@@ -6,7 +6,7 @@ struct Step {
   position: u32,  // of the step's first row
   rows: u32,      // tokens in this step
   length: u32,    // position + rows
-  reserved: u32,
+  draw: u32,      // what decides a sampled token (sample.wgsl)
 }
 {% if immediates %}
 var<immediate> step: Step;
