@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stepwell.errors import BadRequest
@@ -57,6 +57,7 @@ def demo() -> Tokenizer:
 @settings(deadline=None)
 def test_any_cut_of_a_text_gives_the_text(pieces: list[bytes]) -> None:
     tokenizer, ids = tokenizer_of(pieces)
+    assume(not any(map(tokenizer.is_control, ids)))  # an end of generation, by its name, is no text
     detokenizer = Detokenizer(tokenizer)
     got = ""
     for token_id, data in zip(ids, accumulate(pieces), strict=True):
