@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from stepwell.decode.kv_cache import KV_MODES
 from stepwell.decode.sampling import Sampling
 from stepwell.decode.session import Generation, TokenEvent
 from stepwell.errors import BadRequest
+from stepwell.gpu.fake_device import FAKE_INFO
+from stepwell.gpu.fake_objects import FakeBuffer
 from stepwell.kernels.sampling import LARGEST_VOCABULARY, Cuts, SampleOps
+from stepwell.kernels.tuning import tuning_for
 from stepwell.launch.options import ABLATION, LaunchOptions
 from stepwell.launch.recorder import Launch, Recorder
 from stepwell.memory.buffer import Buffer, Role
@@ -112,11 +116,27 @@ def test_a_step_that_is_done_again_has_its_draw(model: Path, expected: Sequence[
     assert "retried" in outcomes
 
 
-def test_what_is_recorded() -> None:
-    """A launch for each cut that there is; only the last one reads a scalar of the step."""
-    from stepwell.gpu.fake_device import FAKE_INFO
-    from stepwell.kernels.tuning import tuning_for
+def test_a_rehearsed_step_has_the_settings(model: Path) -> None:
+    """It is what the kernels' times are measured of."""
 
+    async def run() -> None:
+        lab = await DecodeLab().load(model)
+        session = lab.session()
+        last = (await tokens(session, PROMPT, 4, sampling=SAMPLING))[-1].id
+        async with aclosing(session.rehearse(last, Generation(sampling=SAMPLING), lab.another())) as steps:
+            async for step in steps:
+                settings = [lease for lease in lab.pool.leases() if lease.label == "sampling settings"]
+                assert len(settings) == 2, "the session's and the rehearsal's"
+                used = [lease.id for lease in settings if lease.id in step.buffers]
+                assert [lab.device.get(handle, FakeBuffer, "test").get(0, 16) for handle in used] == [SAMPLING.settings]
+                break
+        session.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_recorded() -> None:
+    """A launch for each cut that there is."""
     ops = SampleOps(tuning_for(FAKE_INFO))
     buffer = Buffer(1, 64, 64, Role.ACTIVATION)
     stages = {}

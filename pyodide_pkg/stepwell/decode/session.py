@@ -173,7 +173,7 @@ class DecodeSession:
         await self._settle()
         stepper = Stepper(self._model, launcher, self._cache, self._number, self._context)
         try:
-            stepper.configure(generation.want, 0)
+            stepper.configure(generation.want, 0, generation.settings)
             while True:
                 flight = await self._pool.retrying(lambda: stepper.issue([token], 1, live=True))
                 assert flight.step is not None and flight.read is not None
