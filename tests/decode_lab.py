@@ -153,8 +153,14 @@ class DecodeDevice(Guarded):
 class DecodeLab:
     """A device, a pool, a launcher and a loaded model."""
 
-    def __init__(self, options: LaunchOptions | None = None, policy: str = "adaptive", **device: Any) -> None:
-        self.device = DecodeDevice(**device)
+    def __init__(
+        self,
+        options: LaunchOptions | None = None,
+        policy: str = "adaptive",
+        device: "DecodeDevice | None" = None,
+        **of_device: Any,
+    ) -> None:
+        self.device = device or DecodeDevice(**of_device)
         self.pool = BufferPool(self.device, policy)
         self.launcher = self.another(options)
         self.model: Llama

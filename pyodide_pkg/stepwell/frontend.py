@@ -251,7 +251,7 @@ class Frontend:
             # when end-of-generation tokens are fed back like any other, the text shows them
             detokenizer = model.detokenizer(skip_special=not generation.ignore_eos)
             await self._answer(session, record, generation, stops, detokenizer)
-            await self._sum_up(launcher, record, spans)
+            await self._sum_up(launcher, record, spans, session.kernels)
             if timer is not None and not session.cancelled:
                 self._outbox.enter("decode", "Timing each kernel")
                 token = record.token_ids[-1]
@@ -335,13 +335,19 @@ class Frontend:
         if now_ms() - self._last_pool >= _FRAME_MS:
             self._pool()
 
-    async def _sum_up(self, launcher: Launcher, record: RunRecord, spans: SpanLog | None) -> None:
+    async def _sum_up(
+        self,
+        launcher: Launcher,
+        record: RunRecord,
+        spans: SpanLog | None,
+        kernels: dict[str, object] | None = None,
+    ) -> None:
         """The figures of the pool and the launcher, while the run still holds its buffers; what is left to profile."""
         from stepwell.memory.explain import explain  # at the end of a run, not at the start of the page
 
         text = explain(launcher.pool)
         record.memory(launcher.pool.report(), text)
-        record.launched(launcher.report())
+        record.launched({**launcher.report(), "kernels": kernels})
         self._pool(text)
         if spans is not None:
             spans.add_profile(await launcher.device.take_profile())

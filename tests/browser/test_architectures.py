@@ -1,12 +1,10 @@
 """Tiny models of every architecture in Chromium against transformers: 64 greedy ids, and logits of some steps.
 
-By rows, as CPU adapters decode, and one row at a time, as GPUs do (kernels/fused.py); a CPU gets workgroups that it can
-stand.
+By rows, as CPU adapters decode, and one row at a time, as GPUs do (kernels/fused.py).
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +15,23 @@ from tests.tiny_architectures import STEPS, TINY_MODELS, reference_file
 
 pytestmark = pytest.mark.browser
 
-PATHS = {"rows": {22, 23}, "one row": {15}}  # launches of a decode step: argmax has one or two
-TUNING = """
-from dataclasses import replace
-from stepwell.kernels.tuning import tuning_for
-from stepwell.models import llama
-from stepwell.weights import loader
-
-def decode_by(path):
-    def tuning(info):
-        own = replace(tuning_for(info), fused=path == "one row")
-        if not own.fused or not info.is_software:
-            return own
-        return replace(
-            own, subgroup=4, decode_wide=4, decode_widest=8, decode_threads=8, decode_chunk=32,
-            attention_threads=32, workgroups=32, argmax_parts=4,
-        )
-    llama.tuning_for = loader.tuning_for = tuning
-
-def restore():
-    llama.tuning_for = loader.tuning_for = tuning_for
-"""
+PATHS = {"rows": {22, 23}, "one row": {14, 15}}  # launches of a decode step: argmax has one or two
 SOURCE = """
 from base64 import b64decode
 from stepwell import BufferPool, open_device
 from stepwell.decode.session import DecodeSession, Generation
 from stepwell.launch.launcher import Launcher
+from stepwell.launch.options import LaunchOptions
 from stepwell.models import ARCHITECTURES
 from stepwell.models.config import read_architecture
 from stepwell.weights.gguf import read_gguf
 from stepwell.weights.source import BytesSource
 
 async def main(args):
-    decode_by(args["path"])
     device = await open_device()
     try:
         pool = BufferPool(device)
-        launcher = Launcher(device, pool)
+        launcher = Launcher(device, pool, LaunchOptions.from_dict({"fused": args["fused"]}))
         source = BytesSource(b64decode(args["data"]), "tiny.gguf")
         file = await read_gguf(source)
         model = await ARCHITECTURES[read_architecture(file)].load(file, source, launcher)
@@ -79,12 +57,6 @@ async def main(args):
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def restored(lab: Lab) -> Iterator[None]:
-    yield
-    lab.run(TUNING + "async def main(args):\n    restore()")
-
-
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_ids_and_logits_are_those_of_transformers(lab: Lab, tmp_path: Path, name: str, path: str) -> None:
@@ -99,7 +71,7 @@ def test_ids_and_logits_are_those_of_transformers(lab: Lab, tmp_path: Path, name
     assert hashlib.sha256(data).hexdigest() == stored["sha256"], "not the model that the file is about"
     arguments = {"data": encode(data), "prompt": stored["prompt_ids"], "steps": STEPS, "best": 8}
     kv = "grow" if path == "rows" else "static"
-    found = lab.run(TUNING + SOURCE, path=path, kv=kv, **arguments)
+    found = lab.run(SOURCE, fused="on" if path == "one row" else "off", kv=kv, **arguments)
     assert found["ids"] == [stored["ids"]] * 2
     assert found["launches"] in PATHS[path]
     assert found["replayed"] > STEPS // 2

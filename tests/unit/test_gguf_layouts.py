@@ -71,7 +71,7 @@ def test_a_matrix_of_mixed_types_takes_the_common_layout(tmp_path: Path) -> None
     write_tiny_llama(path, formats="Q4_K", embed_format="Q6_K", mixed={"attn_v": "Q6_K"}, **sizes)
     device = FakeDevice()
     model = asyncio.run(load(path, device))
-    weights = model._weights
+    weights = model.weights
     assert {name: matrix.format for name, matrix in weights.matrices.items()} == {
         "token_embd": "u6/16",
         "blk.0.qkv": "u6m/16",

@@ -389,11 +389,26 @@ def test_a_session_ends_with_its_own_plans_only() -> None:
 def test_a_key_is_new_once() -> None:
     made, _ = lab()
     plans = made.launcher.plans
-    assert [plans.sightings(key) for key in ("a", "b", "a", "b", "b")] == [0, 0, 1, 1, 2]
+    assert [plans.sightings(key, 1) for key in ("a", "b", "a", "b", "b")] == [0, 0, 1, 1, 2]
     for number in range(63):
-        assert plans.sightings(str(number)) == 0
-    assert plans.sightings("b") == 3
-    assert plans.sightings("a") == 0, "so long ago that it does not count"
+        assert plans.sightings(str(number), 1) == 0
+    assert plans.sightings("b", 1) == 3
+    assert plans.sightings("a", 1) == 0, "so long ago that it does not count"
+    assert plans.sightings("a", 2) == 0, "another session's"
+    plans.forget(1)
+    assert (plans.sightings("a", 2), plans.sightings("b", 1)) == (1, 0)
+
+
+def test_each_session_has_room_for_its_plans() -> None:
+    made, (a, *_) = lab()
+    for number in range(DEFAULT_PLANS + 1):
+        for owner in (1, 2):
+            recorded(made, [a], f"plan {number} of {owner}", owner=owner)
+    plans = made.launcher.plans
+    assert len(plans) == 2 * DEFAULT_PLANS
+    for owner in (1, 2):
+        assert plans.get(f"plan 0 of {owner}") is None
+        assert plans.get(f"plan 1 of {owner}") is not None
 
 
 def test_two_launchers_on_one_pool() -> None:

@@ -23,6 +23,10 @@ const TITLES = {
   readback_depth: "Ids lag, steps",
   bind_groups: "Bind groups kept",
   variants_per_node: "Variants per node",
+  kernels: "Kernels",
+  fused: "Fused decode steps",
+  subgroups: "Subgroups",
+  dot4: "Integer products",
 };
 /** Beside a switch: what it is about, per token of the newest run. */
 const MEASURED = {
@@ -51,7 +55,7 @@ export const launch = {
     const details = element(
       "details",
       {},
-      element("summary", {}, "Submission, scalars, bounds, measuring"),
+      element("summary", {}, "Kernels, submission, scalars, bounds, measuring"),
       element("div", {}, fields, element("div", { className: "options" }, ...MEASUREMENTS.map(measurement))),
     );
     details.addEventListener("invalid", () => (details.open = true), true); // what is wrong must be seen

@@ -18,7 +18,6 @@ from stepwell.decode.kv_cache import DonateKV, GrowKV, KVCache, Pair, Tensors
 from stepwell.decode.timing import Meter, StepTiming, TokenEvent
 from stepwell.errors import BadRequest, DeviceError
 from stepwell.kernels.ops import ceil_div
-from stepwell.kernels.tuning import tuning_for
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.recorder import ByLength, Recorder, Step, Variant
 from stepwell.memory.buffer import Buffer, Role
@@ -235,7 +234,7 @@ class _Kernels:
 
     def __init__(self, launcher: Launcher) -> None:
         info = launcher.device.info
-        self._threads = tuning_for(info).elementwise_threads
+        self._threads = launcher.tuning.elementwise_threads
         self._per = 256 if info.is_software else 4  # words or positions per thread: a CPU wants few workgroups
         rows = (("row_factor", _ROW_FACTOR), ("words", _WORDS))
         widths = [_ROW_WORDS, *_INTERMEDIATE_WORDS, _ROW_WORDS]

@@ -27,7 +27,7 @@ class Generation:
     """What to generate.  ``eog_ids`` end the answer unless they are banned or ignored (fed back like any token).
 
     ``digest``: a hash of every step's logits.  ``measure``: with the counters of every token; ``gpu_time``: and the
-    time of its compute passes by the GPU's clock, which waits for the GPU at every token.
+    time of its compute passes by the GPU's clock, which waits for the GPU at every token; alone on its launcher.
     """
 
     max_tokens: int = 64
@@ -103,6 +103,11 @@ class DecodeSession:
         return self._cache.length
 
     @property
+    def kernels(self) -> dict[str, object]:
+        """Which kernels its steps launch: what the launcher's options came to for this model (``Steps.kernels``)."""
+        return self._stepper.steps.kernels
+
+    @property
     def history(self) -> tuple[int, ...]:
         """The ids of the filled positions, in order.
 
@@ -143,25 +148,29 @@ class DecodeSession:
         stops early closes the iterator (contextlib.aclosing), or what is in flight ends with the next generation.
         """
         self._check(prompt)
+        self._claim(generation)
         self._current = current = object()
         await self._settle()
         self._cancelled = False
         run = _Run(generation, self._depth(generation), now_ms())
         self._stepper.configure(run.want, run.depth, generation.settings)
-        self._stepper.meter.on = generation.measure
-        self._stepper.meter.take()
+        meter = self._stepper.meter
+        meter.on = generation.measure
+        meter.take()  # what was before is of no token
+        meter.pause()
         try:
-            event = await self._prefill(list(prompt), run, progress)
+            event = await meter.during(self._prefill(list(prompt), run, progress))
             while event is not None:
                 yield event
                 if event.ends or event.index + 1 == generation.max_tokens:
                     return
                 if self._current is not current:
                     raise BadRequest("a later generation of this session took the place of this one: ask for one only.")
-                event = await self._next(event, run)
+                event = await meter.during(self._next(event, run))
         finally:
             if self._current is current:
                 await self._settle()
+                self._launcher.generating.pop(self._number, None)
 
     async def rehearse(self, token: int, generation: Generation, launcher: Launcher) -> AsyncGenerator[Step, None]:
         """Issue the step of ``token``, the last one of a generation that has ended, again and again; none is committed.
@@ -192,6 +201,7 @@ class DecodeSession:
         if self._closed:
             return
         self._closed = True
+        self._launcher.generating.pop(self._number, None)
         self._flights.clear()
         self._stepper.close()
         self._cache.close()
@@ -208,6 +218,17 @@ class DecodeSession:
                 f"the prompt has {len(prompt):,} tokens, {len(self._history):,} are in the cache already; the context "
                 f"holds {self._context:,}. Shorten it or ask for a larger context."
             )
+
+    def _claim(self, generation: Generation) -> None:
+        """Other sessions may generate at the same time, unless one is to have the GPU's time for its own."""
+        under_way = self._launcher.generating
+        others = [timed for number, timed in under_way.items() if number != self._number]
+        if any(others) or (others and generation.gpu_time):
+            raise BadRequest(
+                f"gpu_time is of all that the device does, and {len(others)} other generations are under way: let them "
+                "end first, or leave it out."
+            )
+        under_way[self._number] = generation.gpu_time
 
     def _depth(self, generation: Generation) -> int:
         """How many steps to run ahead of the token that is awaited.
@@ -333,7 +354,7 @@ class DecodeSession:
             data = b""
             await self._launcher.wait()  # one prefill step at a time: cancel stays quick
         done = now_ms()
-        run.cost += flight.cost
+        run.cost = run.cost.plus(flight.cost)
         run.encode_ms += flight.encode_ms
         run.wait_ms += done - waiting
         if self._spans is not None:
@@ -354,7 +375,7 @@ class DecodeSession:
         counters = None
         if generation.measure:
             gpu_ms = await self._gpu_ms() if generation.gpu_time else None
-            run.cost += self._stepper.meter.take()
+            run.cost = run.cost.plus(self._stepper.meter.take())
             counters = self._stepper.meter.counters(run.cost, self._cache.class_bytes, refused, gpu_ms)
         ends = token in generation.eog_ids and not generation.ignore_eos
         return TokenEvent(index, self.length, token, run.lap(), counters, ends, tuple(best), digest)

@@ -68,6 +68,7 @@ class Stepper:
     def __init__(self, model: Llama, launcher: Launcher, cache: KVCache, number: int, reach: int) -> None:
         """``number`` is the pool's of the session, ``reach`` the most positions it may have."""
         self._model, self._launcher, self._cache = model, launcher, cache
+        self.steps = model.steps(launcher)
         self._pool = launcher.pool
         self._number, self._reach = number, reach
         self.meter = Meter(launcher, self._pool.ledger)
@@ -111,6 +112,12 @@ class Stepper:
         the id of a decode step, given when nothing is in flight: then a plan may be recorded.  ``draw``: what the next
         id is sampled by.  Raises what the pool and the device raise; the step is abandoned then, and all in flight.
         """
+        async with self._pool.recording:
+            return await self._issue(ids, rows, reach, last, live, token, draw)
+
+    async def _issue(
+        self, ids: Sequence[int] | None, rows: int, reach: int, last: bool, live: bool, token: int | None, draw: int
+    ) -> Flight:
         start = now_ms()
         step = None
         self._pool.begin_run(self._number)
@@ -185,7 +192,7 @@ class Stepper:
             if self._cache.end - 1 <= plan.last_position:
                 return plan, None
             reason = "beyond its copies"
-        elif not self._cache.stable and plans.sightings(key) < SIGHTINGS:
+        elif not self._cache.stable and plans.sightings(key, self._number) < SIGHTINGS:
             reason = "buffers changed"
         elif alone:
             reason = "recorded"
@@ -221,16 +228,16 @@ class Stepper:
         staging: Buffer | None,
     ) -> tuple[Step, Buffer | None]:  # fmt: skip
         """The step, and its logits."""
-        want, model = self._want, self._model
-        logits = model.record(rec, scope, self._ids, pairs, reach=reach, want_logits=last)
+        want, steps = self._want, self.steps
+        logits = steps.record(rec, scope, self._ids, pairs, reach=reach, want_logits=last)
         if logits is None:
             return rec.finish(), None
-        vocab_bytes = 4 * model.config.vocab_size
+        vocab_bytes = 4 * self._model.config.vocab_size
         if want.cuts is not None:
             assert self._settings is not None, "configure has written them"
-            model.sample(rec, scope, logits, self._settings, self._ids, want.ban, want.cuts)
+            steps.sample(rec, scope, logits, self._settings, self._ids, want.ban, want.cuts)
         elif want.on_gpu:
-            model.choose(rec, scope, logits, self._ids, want.ban)
+            steps.choose(rec, scope, logits, self._ids, want.ban)
         if not want.on_gpu:
             rec.copy_out(logits, 0, vocab_bytes)
         elif want.digest:

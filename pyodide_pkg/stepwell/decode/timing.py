@@ -1,10 +1,15 @@
 """One record per token: what it took and what it cost."""
 
+from collections.abc import Coroutine, Generator
 from dataclasses import dataclass
+from operator import add, attrgetter, sub
+from typing import Any, TypeVar
 
-from stepwell.launch.counters import Counters
+from stepwell.launch.counters import COUNTERS
 from stepwell.launch.launcher import Launcher
 from stepwell.memory.ledger import Ledger
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,45 +85,60 @@ _POOL = {
     "pool_hits": "hits",
     "pool_misses": "misses",
 }
+_NAMES = (*COUNTERS, *_POOL)
+_issued_of = attrgetter(*COUNTERS)
+_moved_of = attrgetter(*_POOL.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What was issued, and what the pool did."""
+class Cost(tuple[int, ...]):
+    """What was issued, and what the pool did: counts in the order of _NAMES."""
 
-    issued: Counters
-    moved: tuple[int, ...]  # in the order of _POOL
+    __slots__ = ()
 
-    def __add__(self, other: "Cost") -> "Cost":
-        if other is NOTHING:
-            return self
-        issued = self.issued.copy()
-        issued.add(other.issued)
-        return Cost(issued, tuple(a + b for a, b in zip(self.moved, other.moved, strict=True)))
+    def plus(self, other: "Cost") -> "Cost":
+        return Cost(map(add, self, other))
+
+    def since(self, before: "Cost") -> "Cost":
+        return Cost(map(sub, self, before))
 
 
-NOTHING = Cost(Counters(), (0,) * len(_POOL))
+NOTHING = Cost([0] * len(_NAMES))
 
 
 class Meter:
-    """Takes the differences of the cumulative counters."""
+    """What one session costs: differences of the cumulative counters, over the stretches in which it is at work.
+
+    Sessions that share a launcher or a pool take turns, and the launcher and the pool count them all.  A coroutine
+    works from one await to the next without another one in between, so what is counted in such a stretch is its own.
+    """
 
     def __init__(self, launcher: Launcher, ledger: Ledger) -> None:
+        """A stretch begins, until ``pause``."""
         self.on = True  # off, it costs nothing and says nothing
         self._counters = launcher.counters
         self._ledger = ledger
-        self._issued, self._moved = launcher.counters.copy(), self._now()
+        self._spent = NOTHING  # since the last ``take``, up to ``_from``
+        self._from: Cost | None = self._now()  # None: it is not at work
+
+    def pause(self) -> None:
+        """What follows is not this session's work."""
+        self._note()
+        self._from = None
+
+    def resume(self) -> None:
+        """A stretch begins."""
+        if self.on:
+            self._from = self._now()
 
     def take(self) -> Cost:
-        """What happened since the last ``take``."""
-        if not self.on:
-            return NOTHING
-        before, self._issued = self._issued, self._counters.copy()
-        moved, self._moved = self._moved, self._now()
-        return Cost(self._issued.since(before), tuple(a - b for a, b in zip(self._moved, moved, strict=True)))
+        """What the session has cost since the last ``take``."""
+        self._note()
+        taken, self._spent = self._spent, NOTHING
+        return taken
 
-    def _now(self) -> tuple[int, ...]:
-        return tuple(getattr(self._ledger, name) for name in _POOL.values())
+    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do ``work``: from await to await a stretch of its own."""
+        return await (_Metered(self, work) if self.on else work)
 
     def counters(
         self, cost: Cost, kv_class_bytes: int, refused: str | None, gpu_ms: float | None = None
@@ -126,11 +146,43 @@ class Meter:
         """The record of a step that cost so much."""
         return StepCounters(
             # ``replayed`` is not the replay that a recording is tried with
-            **cost.issued.as_dict() | {"replayed": int(refused is None)},
-            **dict(zip(_POOL, cost.moved, strict=True)),
+            **dict(zip(_NAMES, cost, strict=True)) | {"replayed": int(refused is None)},
             refused=refused,
             gpu_ms=gpu_ms,
             kv_class_bytes=kv_class_bytes,
             reserved_bytes=self._ledger.reserved_bytes,
             in_use_bytes=self._ledger.in_use_bytes,
         )
+
+    def _note(self) -> None:
+        if self._from is not None:
+            now = self._now()
+            self._spent = self._spent.plus(now.since(self._from))
+            self._from = now
+
+    def _now(self) -> Cost:
+        return Cost((*_issued_of(self._counters), *_moved_of(self._ledger)))
+
+
+class _Metered(Generator[Any, Any, T]):
+    """A coroutine that is at work until it waits for something.  What it waits for, and how that ends, goes through."""
+
+    def __init__(self, meter: Meter, work: Coroutine[Any, Any, T]) -> None:
+        self._meter, self._work = meter, work
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self
+
+    def send(self, value: Any) -> Any:
+        self._meter.resume()
+        try:
+            return self._work.send(value)
+        finally:
+            self._meter.pause()
+
+    def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
+        self._meter.resume()
+        try:
+            return self._work.throw(kind if value is None else value)
+        finally:
+            self._meter.pause()

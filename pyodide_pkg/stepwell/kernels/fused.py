@@ -28,7 +28,11 @@ class FusedOps:
 
     def fits(self, longest: int) -> bool:
         """Whether a workgroup can hold a vector of so many f32 values."""
-        return 4 * longest + _BESIDE_BYTES <= self.tuning.workgroup_bytes
+        return self.needs(longest) <= self.tuning.workgroup_bytes
+
+    def needs(self, longest: int) -> int:
+        """Bytes of a workgroup's memory for a vector of so many values."""
+        return 4 * longest + _BESIDE_BYTES
 
     def rope_turns(self, rec: Recorder, digits: Buffer, turns: Buffer, heads: Heads, long_from: int = 0) -> None:
         """turns[pair] = the rotation of the step's position; ``long_from`` as in ``Ops.rope_append``."""

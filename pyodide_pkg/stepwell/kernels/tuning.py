@@ -1,11 +1,12 @@
 """Which kernel variants an adapter gets.  One place decides; the model code only names operations."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from stepwell.errors import BadRequest
 from stepwell.gpu.device import DeviceInfo
+from stepwell.launch.options import Kernels, LaunchOptions, Switch
 
 
 class ProductKey(NamedTuple):
@@ -41,6 +42,9 @@ class Spread:
     def __post_init__(self) -> None:
         if not 1 <= self.per <= self.splits:  # a workgroup has a thread for each of its outputs
             raise BadRequest(f"{self.per} outputs per thread of {self.splits} sets: 1 to {self.splits} are possible.")
+
+
+DOT4 = "packed_4x8_integer_dot_product"  # WGSL's language extension
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +97,49 @@ class Tuning:
             )
 
 
-def tuning_for(info: DeviceInfo) -> Tuning:
-    """CPU adapters get few, fat threads and no barriers; GPUs get many threads.
+def tuning_for(info: DeviceInfo, options: LaunchOptions | None = None) -> Tuning:
+    """The kernels of an adapter, as far as ``options`` leave the choice to it.
 
-    On a CPU adapter a load costs as much as ten arithmetic operations, whatever its address, and a barrier costs more
-    still; a pipeline of 12 outputs per thread is where compile time starts to outgrow the gain.
+    CPU adapters get few, fat threads and no barriers; GPUs get many threads, and decode steps of few launches.  On a
+    CPU adapter a load costs as much as ten arithmetic operations, whatever its address, and a barrier costs more still;
+    a pipeline of 12 outputs per thread is where compile time starts to outgrow the gain.  Raises BadRequest for
+    what is to be on and cannot be, with the reason.
     """
-    if info.is_software:
-        quads = info.subgroup_size == info.subgroup_max_size == 4
-        return Tuning(
-            matmul="quad",
-            subgroups=quads,
-            tile=4,
-            norm_threads=4,
-            attention_chunk=128 if quads else 32,
-            argmax_threads=16,
-            elementwise_threads=4,
-        )
+    options = options or LaunchOptions()
+    split = not info.is_software if options.kernels is Kernels.AUTO else options.kernels is Kernels.SPLIT
+    fused = not info.is_software if options.fused is Switch.AUTO else options.fused is Switch.ON
+    lanes = info.subgroup_size if info.subgroup_size == info.subgroup_max_size else 0
+    if options.subgroups is Switch.OFF:
+        lanes = 0
+    quads = not split and lanes == 4
+    subgroup = lanes if fused and 4 <= lanes <= 64 else 0
+    if options.subgroups is Switch.ON and not (quads or subgroup):
+        raise BadRequest(f"subgroups is on, but {_why_no_subgroups(info, split, fused)}")
+    packed = DOT4 in info.language and subgroup > 0
+    if options.dot4 is Switch.ON and not packed:
+        raise BadRequest(f"dot4 is on, but {_why_no_dot4(info, fused)}")
+    return replace(
+        _for_decode(_split() if split else _quad(quads), info),
+        fused=fused,
+        subgroup=subgroup,
+        dot4=packed and (not info.is_software if options.dot4 is Switch.AUTO else options.dot4 is Switch.ON),
+        workgroup_bytes=info.limits.get("maxComputeWorkgroupStorageSize", 16384),
+    )
+
+
+def _quad(quads: bool) -> Tuning:
+    return Tuning(
+        matmul="quad",
+        subgroups=quads,
+        tile=4,
+        norm_threads=4,
+        attention_chunk=128 if quads else 32,
+        argmax_threads=16,
+        elementwise_threads=4,
+    )
+
+
+def _split() -> Tuning:
     return Tuning(
         matmul="split",
         subgroups=False,
@@ -119,12 +149,44 @@ def tuning_for(info: DeviceInfo) -> Tuning:
         argmax_threads=256,
         elementwise_threads=64,
         tiled_rows=16,
-        decode_threads=min(512, info.limits.get("maxComputeInvocationsPerWorkgroup", 256)),
         argmax_parts=64,
         sample_parts=64,
         sample_threads=256,
-        workgroup_bytes=info.limits.get("maxComputeWorkgroupStorageSize", 16384),
-        fused=True,
-        dot4="packed_4x8_integer_dot_product" in info.language,
-        subgroup=info.subgroup_size if 8 <= info.subgroup_size == info.subgroup_max_size <= 64 else 0,
     )
+
+
+def _for_decode(tuning: Tuning, info: DeviceInfo) -> Tuning:
+    """The workgroups of fused decode steps: a CPU adapter can stand small ones only."""
+    if info.is_software:
+        return replace(
+            tuning,
+            decode_wide=4,
+            decode_widest=8,
+            decode_threads=8,
+            decode_chunk=32,
+            attention_threads=32,
+            workgroups=32,
+        )
+    return replace(tuning, decode_threads=min(512, info.limits.get("maxComputeInvocationsPerWorkgroup", 256)))
+
+
+def _why_no_subgroups(info: DeviceInfo, split: bool, fused: bool) -> str:
+    least, most = info.subgroup_size, info.subgroup_max_size
+    if not least:
+        return "this device has none: leave it at auto or off."
+    if least != most:
+        return (
+            f"those of this adapter have {least} to {most} lanes, and kernels are made for one size: use auto or off."
+        )
+    if fused:
+        return f"those of this adapter have {least} lanes; kernels of decode steps know 4 to 64: use auto or off."
+    family = "split kernels know none" if split else f"quad kernels know those of 4 lanes, this adapter's have {least}"
+    return f"{family}: set fused to on, whose decode steps use them, or leave subgroups at auto."
+
+
+def _why_no_dot4(info: DeviceInfo, fused: bool) -> str:
+    if DOT4 not in info.language:
+        return f"this browser's WGSL does not have {DOT4}: leave it at auto or off."
+    if not fused:
+        return "only fused decode steps know it: set fused to on, or leave dot4 at auto."
+    return "its kernels need subgroups of one size, 4 to 64 lanes: leave dot4 at auto or off."

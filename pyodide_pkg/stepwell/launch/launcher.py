@@ -9,6 +9,7 @@ from typing import Any
 from stepwell.errors import BadRequest, DeviceLost, StepwellError, UsageError
 from stepwell.gpu.device import Device
 from stepwell.gpu.program import STEP_BYTES, Program
+from stepwell.kernels.tuning import tuning_for
 from stepwell.launch.assembly import Assembly
 from stepwell.launch.bind_groups import BindGroupCache
 from stepwell.launch.counters import Counters
@@ -38,11 +39,12 @@ class Launcher:
         options: LaunchOptions | None = None,
         bind_groups: BindGroupCache | None = None,
     ) -> None:
-        """Raises BadRequest for immediates on a device that has none."""
+        """Raises BadRequest for immediates or subgroups on a device that has none."""
         self.device = device
         self.pool = pool
         self.options = options = options or LaunchOptions()
         self.params = _resolved(options.params, device)
+        self.tuning = tuning_for(device.info, options)  # which kernels the steps that it is for are to launch
         self.shapes = Shapes(options.width_ladder)
         self.counters = Counters()
         self.parameters = _parameters(self.params, pool)
@@ -60,6 +62,7 @@ class Launcher:
         if self.parameters is not None:
             self.kernels.on_evict.append(self.parameters.forget)
         self.bind_groups.on_evict.append(self.plans.drop_group)
+        self.generating: dict[int, bool] = {}  # the sessions at work, and whether the GPU's time is taken for them
         self._generation = pool.generation
 
     async def prepare(self, step: Step, progress: Callable[[int, int], None] | None = None) -> None:

@@ -23,6 +23,20 @@ class Params(StrEnum):
     IMMEDIATES = "immediates"  # WebGPU's setImmediates: no buffer at all
 
 
+class Kernels(StrEnum):
+    """The family of kernels: what a thread has to do."""
+
+    AUTO = "auto"  # the one that is made for this adapter
+    QUAD = "quad"  # much, in workgroups of few: for CPU adapters
+    SPLIT = "split"  # little, in workgroups of many: for GPUs
+
+
+class Switch(StrEnum):
+    AUTO = "auto"  # on where this adapter is faster with it
+    ON = "on"  # or an error that says why not
+    OFF = "off"
+
+
 class LaunchOption(NamedTuple):
     """One field of LaunchOptions for pages and command lines; ``default`` None: chosen by the launcher."""
 
@@ -107,8 +121,33 @@ OPTIONS: tuple[LaunchOption, ...] = (
         (), 0, 1 << 16,
     ),
     LaunchOption("width_ladder", OptionKind.BOOL, True, "prefill in a few fixed widths, which few variants serve"),
+    LaunchOption(
+        "kernels", OptionKind.CHOICE, Kernels.AUTO.value,
+        "quad: few threads that do much each, as CPU adapters like it; split: many, for GPUs",
+        tuple(family.value for family in Kernels),
+    ),
+    LaunchOption(
+        "fused", OptionKind.CHOICE, Switch.AUTO.value, "decode in 5 launches per layer instead of 9; auto: on GPUs",
+        tuple(switch.value for switch in Switch),
+    ),
+    LaunchOption(
+        "subgroups", OptionKind.CHOICE, Switch.AUTO.value, "kernels that use subgroups; auto: where they can",
+        tuple(switch.value for switch in Switch),
+    ),
+    LaunchOption(
+        "dot4", OptionKind.CHOICE, Switch.AUTO.value,
+        "products of fused decode steps in integers, four at a time; auto: on GPUs that have subgroups of one size",
+        tuple(switch.value for switch in Switch),
+    ),
 )  # fmt: skip
 _BY_NAME = {option.name: option for option in OPTIONS}
+_ENUMS: dict[str, type[StrEnum]] = {
+    "params": Params,
+    "kernels": Kernels,
+    "fused": Switch,
+    "subgroups": Switch,
+    "dot4": Switch,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +165,16 @@ class LaunchOptions:
     bind_groups: int = 2048
     variants_per_node: int | None = None
     width_ladder: bool = True
+    kernels: Kernels = Kernels.AUTO
+    fused: Switch = Switch.AUTO
+    subgroups: Switch = Switch.AUTO
+    dot4: Switch = Switch.AUTO
 
     def __post_init__(self) -> None:
-        """Raises BadRequest for a value that is not allowed; numbers and the mode get their exact types."""
+        """Raises BadRequest for a value that is not allowed; numbers and choices get their exact types."""
         for name, option in _BY_NAME.items():
             value = option.parse(getattr(self, name))
-            object.__setattr__(self, name, Params(str(value)) if name == "params" else value)
+            object.__setattr__(self, name, _ENUMS[name](str(value)) if name in _ENUMS else value)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Self:
@@ -144,7 +187,7 @@ class LaunchOptions:
 
     def as_dict(self) -> dict[str, Any]:
         """Every field as JSON has it."""
-        return {name: str(value) if isinstance(value, Params) else value for name, value in asdict(self).items()}
+        return {name: str(value) if isinstance(value, StrEnum) else value for name, value in asdict(self).items()}
 
     def changes(self) -> dict[str, Any]:
         """The fields that differ from the default: what a request carries."""

@@ -37,7 +37,7 @@ class Plan:
 
 
 class Plans:
-    """At most ``bound`` plans; the least recently used one makes room.
+    """At most ``bound`` plans per session; the least recently used one of its own makes room.
 
     A growing cache with K steps in flight needs K + 2, or each is gone when its turn comes.
     """
@@ -46,7 +46,7 @@ class Plans:
         self._pool = pool
         self._bound = bound
         self._plans: dict[Hashable, Plan] = {}  # oldest use first
-        self._seen: dict[Hashable, int] = {}  # the latest last
+        self._seen: dict[int, dict[Hashable, int]] = {}  # by session; the latest last
         self._dead: list[Plan] = []  # to be taken apart when nobody is in the middle of something
         self.recorded = self.replayed = self.invalidated = 0
         self.refused: Counter[str] = Counter()
@@ -64,20 +64,21 @@ class Plans:
             self._plans[key] = plan
         return plan
 
-    def sightings(self, key: Hashable) -> int:
-        """How often ``key`` was seen before now (but for what is so long ago that it does not count)."""
-        before = self._seen.pop(key, 0)
-        self._seen[key] = before + 1
-        if len(self._seen) > _SEEN * self._bound:
-            self._seen.pop(next(iter(self._seen)))
+    def sightings(self, key: Hashable, owner: int) -> int:
+        """How often ``owner`` has had ``key`` before now (but for what is so long ago that it does not count)."""
+        seen = self._seen.setdefault(owner, {})
+        before = seen.pop(key, 0)
+        seen[key] = before + 1
+        if len(seen) > _SEEN * self._bound:
+            seen.pop(next(iter(seen)))
         return before
 
     def add(self, plan: Plan) -> None:
         self._plans[plan.key] = plan
         self.recorded += 1
-        if len(self._plans) > self._bound:
-            oldest = next(iter(self._plans.values()))
-            self._drop(lambda other: other is oldest)
+        own = [other for other in self._plans.values() if other.owner == plan.owner]
+        if len(own) > self._bound:
+            self._drop(lambda other: other is own[0])
         self.sweep()
 
     # ---- capture safety ---------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class Plans:
     def forget(self, owner: int) -> None:
         """A session ends."""
         self._drop(lambda plan: plan.owner == owner)
-        self._seen.clear()
+        self._seen.pop(owner, None)
         self.sweep()
 
     def clear(self) -> None:

@@ -11,6 +11,7 @@ What the pool guarantees, whatever the policy says:
 Recording is what happens between an ``acquire`` and the next ``flush``.
 """
 
+from asyncio import Lock
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -48,6 +49,9 @@ class BufferPool(Leases):
         debug: bool = False,
     ) -> None:
         super().__init__(device, policy, Budget(budget_bytes, hard), debug)
+        # Held from a step's first acquire until it is submitted, by whoever may await something in between: another
+        # one's flush would let go of what the step has released and still uses.
+        self.recording = Lock()
         self.inventory.on_lost = self._forget
 
     @property

@@ -76,9 +76,11 @@ async def retrying(pool: "BufferPool", step: Callable[[], Awaitable[T]]) -> T:
     try:
         return await step()
     except BudgetExceeded as error:
-        await make_room(pool, error.requested)
+        async with pool.recording:
+            await make_room(pool, error.requested)
     except OutOfMemory:
-        await recover(pool)
+        async with pool.recording:
+            await recover(pool)
     except DeviceLost:
         pool.note_lost()
         raise

@@ -12,13 +12,13 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
-from stepwell.errors import BadFile
+from stepwell.errors import BadFile, BadRequest
 from stepwell.gpu.device import ByteSource, Progress
 from stepwell.kernels.fused import FusedOps
 from stepwell.kernels.ops import ROPE_BITS, Heads, Ops
 from stepwell.kernels.sampling import Cuts, SampleOps
-from stepwell.kernels.tuning import tuning_for
 from stepwell.launch.launcher import Launcher
+from stepwell.launch.options import Switch
 from stepwell.launch.recorder import Recorder
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.scope import Acquires
@@ -29,27 +29,17 @@ from stepwell.weights.synthetic import Plan, make_weights, plan_weights
 
 
 class Llama:
-    """A loaded model: its config, its weights on the GPU, and how to record a step."""
+    """A loaded model: its config and its weights on the GPU.  ``steps`` records what it computes."""
 
     config_type: ClassVar[type[LlamaConfig]] = LlamaConfig
 
     def __init__(self, config: LlamaConfig, weights: Weights, launcher: Launcher, turns: Buffer) -> None:
         self.config = config
-        self._weights = weights
-        self._launcher = launcher
-        self._turns = turns
-        self._ops = Ops(tuning_for(launcher.device.info))
-        self._fused = FusedOps(self._ops.tuning)
-        self._sampling = SampleOps(self._ops.tuning)
-        window = config.sliding_window if config.sliding_window < config.context_length else 0
-        rope = (config.rope_dim, window, config.rope_scale)
-        self._heads = Heads(config.n_heads, config.n_kv_heads, config.head_dim, *rope)
+        self.weights = weights
+        self.turns = turns
+        self._pool = launcher.pool
         # sequences of more positions than that are rotated by other frequencies, all of them
         self.switch = config.original_context if len(config.rope_factors) > 1 else None
-        # one row at a time in few launches, where the adapter likes that and has room for a whole row
-        longest = max(config.hidden_size, config.n_heads * config.head_dim)
-        self._one_by_one = self._ops.tuning.fused and self._fused.fits(longest)
-        self._qkv_width = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
         self.kv_width_bytes = 4 * config.n_kv_heads * config.head_dim  # one position of one K or V tensor, f32
 
     @classmethod
@@ -71,6 +61,68 @@ class Llama:
             launcher.pool.flush()
             raise
         return cls(config, weights, launcher, turns)
+
+    def steps(self, launcher: Launcher) -> "Steps":
+        """How its steps are recorded for ``launcher``: any one of the device and pool of the weights."""
+        return Steps(self, launcher)
+
+    def close(self) -> None:
+        """Give the weights back to the pool."""
+        self._pool.release(self.turns)
+        self.weights.release(self._pool)
+        self._pool.flush()
+
+    @classmethod
+    async def synthetic(
+        cls, config: LlamaConfig, kind: str, launcher: Launcher, progress: Progress | None = None
+    ) -> Self:
+        """A model of this shape with random weights in the layout of the tensor format ``kind``, made on the GPU."""
+        table = rope_turns(config)
+        turns = launcher.pool.acquire(len(table), Role.WEIGHTS, "rope turns")
+        try:
+            launcher.device.write_buffer(turns.id, 0, table)
+            weights = await make_weights(plan_of(config, kind), launcher, progress)
+        except BaseException:
+            launcher.pool.release(turns)
+            launcher.pool.flush()
+            raise
+        return cls(config, weights, launcher, turns)
+
+
+class Steps:
+    """Records the steps of a model: with which kernels is its launcher's choice."""
+
+    def __init__(self, model: Llama, launcher: Launcher) -> None:
+        """Raises BadRequest when ``fused`` is on and a row of the model does not fit a workgroup."""
+        self.config = config = model.config
+        self._weights, self._turns, self._switch = model.weights, model.turns, model.switch
+        tuning = launcher.tuning
+        self._ops, self._fused, self._sampling = Ops(tuning), FusedOps(tuning), SampleOps(tuning)
+        window = config.sliding_window if config.sliding_window < config.context_length else 0
+        rope = (config.rope_dim, window, config.rope_scale)
+        self._heads = Heads(config.n_heads, config.n_kv_heads, config.head_dim, *rope)
+        self._one_by_one = self._goes_one_by_one(launcher)
+        self._qkv_width = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+
+    @property
+    def kernels(self) -> dict[str, object]:
+        """What ``auto`` came to: the family, whether decode steps are fused, the lanes of subgroups (0: not used), and
+        whether fused products are in integers where their format and size allow it."""
+        tuning, fused = self._ops.tuning, self._one_by_one
+        lanes = max(4 * tuning.subgroups, tuning.subgroup * fused)
+        return {"kernels": tuning.matmul, "fused": fused, "subgroups": lanes, "dot4": tuning.dot4 and fused}
+
+    def _goes_one_by_one(self, launcher: Launcher) -> bool:
+        """One row in few launches: where that is wanted and a workgroup has room for a whole row."""
+        tuning, longest = launcher.tuning, max(self.config.hidden_size, self.config.n_heads * self.config.head_dim)
+        if not tuning.fused or self._fused.fits(longest):
+            return tuning.fused
+        if launcher.options.fused is Switch.ON:
+            raise BadRequest(
+                f"fused is on, but a row of {longest:,} values takes {self._fused.needs(longest):,} B of a workgroup's "
+                f"memory, and this device gives it {tuning.workgroup_bytes:,} B. Leave fused at auto or off."
+            )
+        return False
 
     def record(
         self,
@@ -167,11 +219,11 @@ class Llama:
 
         A decode step is replayed at other positions, so its kernels compare; the steps of a prompt go by its end.
         """
-        if self.switch is None:
+        if self._switch is None:
             return 0
         if rows == 1:
-            return self.switch + 1
-        return 1 if reach > self.switch else 0
+            return self._switch + 1
+        return 1 if reach > self._switch else 0
 
     def _attention_workspaces(
         self, rec: Recorder, scope: Acquires, reach: int, chunk: int, most: int = 1 << 30
@@ -197,28 +249,6 @@ class Llama:
         work = scope.workspace("sample", (1,), "sampling", self._sampling.work_bytes())
         distances = scope.workspace("sample", (1,), "distances", 4 * size)
         self._sampling.sample(rec, logits, settings, work, distances, token, size=size, ban=ban, cuts=cuts)
-
-    def close(self) -> None:
-        """Give the weights back to the pool."""
-        self._launcher.pool.release(self._turns)
-        self._weights.release(self._launcher.pool)
-        self._launcher.pool.flush()
-
-    @classmethod
-    async def synthetic(
-        cls, config: LlamaConfig, kind: str, launcher: Launcher, progress: Progress | None = None
-    ) -> Self:
-        """A model of this shape with random weights in the layout of the tensor format ``kind``, made on the GPU."""
-        table = rope_turns(config)
-        turns = launcher.pool.acquire(len(table), Role.WEIGHTS, "rope turns")
-        try:
-            launcher.device.write_buffer(turns.id, 0, table)
-            weights = await make_weights(plan_of(config, kind), launcher, progress)
-        except BaseException:
-            launcher.pool.release(turns)
-            launcher.pool.flush()
-            raise
-        return cls(config, weights, launcher, turns)
 
 
 def plan_of(config: LlamaConfig, kind: str) -> Plan:

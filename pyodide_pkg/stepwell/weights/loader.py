@@ -12,7 +12,6 @@ from stepwell.errors import Unsupported
 from stepwell.gpu.device import ByteSource, Chunk, Progress
 from stepwell.kernels.layouts import layout_of_formats
 from stepwell.kernels.ops import Matrix, Ops
-from stepwell.kernels.tuning import tuning_for
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.recorder import Recorder
 from stepwell.memory.buffer import Buffer, Role
@@ -80,7 +79,7 @@ class _Loader:
         self._pairings = pairings
         self._launcher = launcher
         self._pool = launcher.pool
-        self._ops = Ops(tuning_for(launcher.device.info))
+        self._ops = Ops(launcher.tuning)
         self._parts: list[_Part] = []
         self._raw: list[Buffer] = []
         self.matrices: dict[str, Matrix] = {}

@@ -15,7 +15,6 @@ from stepwell.errors import Unsupported
 from stepwell.gpu.device import Progress
 from stepwell.kernels.layouts import BLOCK, LAYOUT_OF_FORMAT, MatrixLayout
 from stepwell.kernels.ops import Matrix, Ops
-from stepwell.kernels.tuning import tuning_for
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.recorder import Recorder
 from stepwell.memory.buffer import Buffer, Role
@@ -96,7 +95,7 @@ async def make_weights(plan: Plan, launcher: Launcher, progress: Progress | None
 class _Maker:
     def __init__(self, plan: Plan, launcher: Launcher) -> None:
         self._plan, self._launcher, self._pool = plan, launcher, launcher.pool
-        self._ops = Ops(tuning_for(launcher.device.info))
+        self._ops = Ops(launcher.tuning)
         self._held: list[Buffer] = []
 
     async def make(self, progress: Progress) -> Weights:

@@ -1,0 +1,81 @@
+"""One loaded model, steps by several kernel paths: a launcher says which, the weights are the same ones."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell.decode.kv_cache import KV_MODES
+from stepwell.errors import BadRequest
+from stepwell.gpu.fake_device import FAKE_INFO
+from stepwell.launch.options import LaunchOptions, Switch
+from stepwell.memory.buffer import Role
+from tests.decode_lab import LAYERS, DecodeLab, templates_rendered_once, tokens, write_model
+
+__all__ = ["templates_rendered_once"]
+
+PATHS: dict[str, tuple[dict[str, str], int, dict[str, Any]]] = {
+    "as the adapter likes it": ({}, 9 * LAYERS + 4, {"kernels": "quad", "fused": False, "subgroups": 0, "dot4": False}),
+    "fused": ({"fused": "on"}, 5 * LAYERS + 4, {"kernels": "quad", "fused": True, "subgroups": 0, "dot4": False}),
+    "split": (
+        {"kernels": "split"},
+        9 * LAYERS + 5,
+        {"kernels": "split", "fused": False, "subgroups": 0, "dot4": False},
+    ),
+    "as a GPU": (
+        {"kernels": "split", "fused": "on"},
+        5 * LAYERS + 5,
+        {"kernels": "split", "fused": True, "subgroups": 0, "dot4": False},
+    ),
+}
+"""The options, the launches of a decode step, and what they came to."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+def test_one_model_serves_every_path(model: Path) -> None:
+    """In turns, in every KV mode; nothing of the weights is made twice, and steps are prepared and replayed."""
+
+    async def run() -> None:
+        lab = await DecodeLab().load(model)
+        weights = lab.pool.ledger.reserved_by_role()[Role.WEIGHTS.value]
+        launchers = {name: lab.another(LaunchOptions.from_dict(options)) for name, (options, _, _) in PATHS.items()}
+        for _ in range(2):
+            for name, (_, launches, kernels) in PATHS.items():
+                for kv in KV_MODES:
+                    session = lab.session(kv, launcher=launchers[name])
+                    events = await tokens(session, [5, 6, 7], 10)
+                    assert session.kernels == kernels
+                    assert {e.counters.launches for e in events if e.counters and not e.counters.refused} == {launches}
+                    session.close()
+        assert lab.pool.ledger.reserved_by_role()[Role.WEIGHTS.value] == weights
+        for launcher in launchers.values():
+            launcher.close()
+        lab.close()
+
+    asyncio.run(run())
+
+
+def test_rows_that_no_workgroup_can_hold(model: Path) -> None:
+    """``auto`` goes without, ``on`` is an error with the numbers and leaves nothing behind."""
+    info = replace(FAKE_INFO, is_fallback=False, limits={**FAKE_INFO.limits, "maxComputeWorkgroupStorageSize": 8192})
+
+    async def run() -> None:
+        lab = await DecodeLab(info=info).load(model)
+        session = lab.session()
+        assert session.kernels == {"kernels": "split", "fused": False, "subgroups": 0, "dot4": False}
+        session.close()
+        before = lab.pool.in_use_bytes
+        wanted = lab.another(LaunchOptions(fused=Switch.ON))
+        with pytest.raises(BadRequest, match=r"fused is on, but a row of 64 values takes 12,544 B .* gives it 8,192 B"):
+            lab.session(launcher=wanted)
+        assert lab.pool.in_use_bytes == before
+        wanted.close()
+        lab.close()
+
+    asyncio.run(run())

@@ -1,0 +1,128 @@
+"""The options ``kernels``, ``fused``, ``subgroups`` and ``dot4``: what an adapter makes of them, and what it cannot."""
+
+from dataclasses import replace
+
+import pytest
+
+from stepwell.errors import BadRequest
+from stepwell.gpu.device import DeviceInfo
+from stepwell.kernels.tuning import DOT4, Tuning, tuning_for
+from stepwell.launch.options import Kernels, LaunchOptions, Switch
+
+LIMITS = {"maxComputeInvocationsPerWorkgroup": 1024, "maxComputeWorkgroupStorageSize": 32768}
+
+
+def adapter(name: str, least: int = 0, most: int | None = None) -> DeviceInfo:
+    return DeviceInfo("", "", name, False, LIMITS, frozenset(), least, least if most is None else most)
+
+
+CPU, BARE_CPU = adapter("SwiftShader", 4), adapter("SwiftShader")
+GPU, VARYING = adapter("a GPU", 32), adapter("a GPU", 8, 32)
+
+
+def path(info: DeviceInfo, **options: object) -> tuple[str, bool, int, int]:
+    """(family, fused, lanes of its quad kernels, lanes of its decode steps)"""
+    tuning = tuning_for(info, LaunchOptions.from_dict(options))
+    return tuning.matmul, tuning.fused, 4 * tuning.subgroups, tuning.subgroup
+
+
+def test_left_to_itself_an_adapter_gets_what_suits_it() -> None:
+    assert path(CPU) == ("quad", False, 4, 0)
+    assert path(BARE_CPU) == ("quad", False, 0, 0)
+    assert path(GPU) == ("split", True, 0, 32)
+    assert path(VARYING) == ("split", True, 0, 0)
+    for info in (CPU, BARE_CPU, GPU, VARYING):
+        assert tuning_for(info) == tuning_for(info, LaunchOptions())
+
+
+@pytest.mark.parametrize(
+    ("info", "options", "expected"),
+    [
+        (CPU, {"subgroups": "on"}, ("quad", False, 4, 0)),
+        (CPU, {"subgroups": "off"}, ("quad", False, 0, 0)),
+        (CPU, {"fused": "on"}, ("quad", True, 4, 4)),
+        (CPU, {"fused": "on", "subgroups": "off"}, ("quad", True, 0, 0)),
+        (CPU, {"kernels": "split"}, ("split", False, 0, 0)),
+        (CPU, {"kernels": "split", "fused": "on", "subgroups": "on"}, ("split", True, 0, 4)),
+        (GPU, {"fused": "off"}, ("split", False, 0, 0)),
+        (GPU, {"fused": "on", "subgroups": "on"}, ("split", True, 0, 32)),
+        (GPU, {"subgroups": "off"}, ("split", True, 0, 0)),
+        (GPU, {"kernels": "quad"}, ("quad", True, 0, 32)),
+        (GPU, {"kernels": "quad", "fused": "off"}, ("quad", False, 0, 0)),
+        (VARYING, {"fused": "on", "subgroups": "off"}, ("split", True, 0, 0)),
+    ],
+)
+def test_what_is_asked_for(info: DeviceInfo, options: dict[str, str], expected: tuple[str, bool, int, int]) -> None:
+    assert path(info, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("info", "options", "words"),
+    [
+        (BARE_CPU, {}, "this device has none"),
+        (VARYING, {}, "8 to 32 lanes"),
+        (adapter("a GPU", 128), {}, "128 lanes; kernels of decode steps know 4 to 64"),
+        (GPU, {"fused": "off"}, "split kernels know none: set fused to on"),
+        (GPU, {"kernels": "quad", "fused": "off"}, "4 lanes, this adapter's have 32: set fused to on"),
+        (CPU, {"kernels": "split"}, "split kernels know none"),
+    ],
+)
+def test_subgroups_that_cannot_be_are_refused_with_the_reason(
+    info: DeviceInfo, options: dict[str, str], words: str
+) -> None:
+    with pytest.raises(BadRequest, match="subgroups is on, but ") as caught:
+        tuning_for(info, LaunchOptions.from_dict({"subgroups": "on", **options}))
+    assert words in str(caught.value)
+
+
+def packed(info: DeviceInfo) -> DeviceInfo:
+    """The same with integer dot products."""
+    return replace(info, language=frozenset({DOT4}))
+
+
+@pytest.mark.parametrize(
+    ("info", "options", "expected"),
+    [
+        (GPU, {}, False),
+        (packed(GPU), {}, True),
+        (packed(GPU), {"dot4": "off"}, False),
+        (packed(GPU), {"fused": "off"}, False),
+        (packed(GPU), {"subgroups": "off"}, False),
+        (packed(VARYING), {}, False),
+        (packed(CPU), {"fused": "on"}, False),
+        (packed(CPU), {"fused": "on", "dot4": "on"}, True),
+    ],
+)
+def test_products_in_integers(info: DeviceInfo, options: dict[str, str], expected: bool) -> None:
+    assert tuning_for(info, LaunchOptions.from_dict(options)).dot4 is expected
+
+
+@pytest.mark.parametrize(
+    ("info", "options", "words"),
+    [
+        (GPU, {}, f"does not have {DOT4}"),
+        (packed(GPU), {"fused": "off"}, "only fused decode steps know it: set fused to on"),
+        (packed(CPU), {}, "only fused decode steps know it"),
+        (packed(VARYING), {}, "subgroups of one size, 4 to 64 lanes"),
+        (packed(GPU), {"subgroups": "off"}, "subgroups of one size"),
+    ],
+)
+def test_integers_that_cannot_be_are_refused_with_the_reason(
+    info: DeviceInfo, options: dict[str, str], words: str
+) -> None:
+    with pytest.raises(BadRequest, match="dot4 is on, but ") as caught:
+        tuning_for(info, LaunchOptions.from_dict({"dot4": "on", **options}))
+    assert words in str(caught.value)
+
+
+def test_a_path_does_not_change_what_is_of_the_adapter() -> None:
+    """Workgroups of fused steps go by what the adapter is, whatever the family."""
+
+    def decode(tuning: Tuning) -> tuple[int, ...]:
+        return tuning.decode_wide, tuning.decode_widest, tuning.decode_threads, tuning.decode_chunk, tuning.workgroups
+
+    for family in (Kernels.QUAD, Kernels.SPLIT):
+        options = LaunchOptions(kernels=family, fused=Switch.ON)
+        assert decode(tuning_for(CPU, options)) == (4, 8, 8, 32, 32)
+        assert decode(tuning_for(GPU, options)) == decode(tuning_for(GPU))
+        assert tuning_for(GPU, options).workgroup_bytes == 32768
