@@ -11,6 +11,7 @@ import pytest
 
 from harness import record as records
 from stepwell.clock import now_ms
+from stepwell.decode.kv_cache import KV_MODES
 from stepwell.decode.kv_pattern import KVPattern
 from stepwell.engines import ENGINES, Engines
 from stepwell.errors import BadRequest
@@ -302,6 +303,57 @@ def test_every_arm_gives_the_same_tokens_and_digests(tiny: Path) -> None:
     replayed = [sum(token["replayed"] for token in record["tokens"]) for record in records_]
     assert replayed[:6] == [0] * 6
     assert min(replayed[6:]) > 0
+    page.frontend.close()
+    assert set(page.device.table_sizes().values()) == {0}
+
+
+def test_a_long_prompt_is_read_in_parts_that_are_told(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepwell.outbox._PROGRESS_MS", 0)
+    page = Page(tiny)
+    (record,) = page.run({"prompt_length": 150, "tokens": 2, "ban_eos": True})
+    assert page.of("error") == []
+    told = [message for message in page.of("progress") if message["unit"] == "tokens"]
+    assert [(message["phase"], message["done"], message["total"]) for message in told] == [
+        ("prefill", 64, 150), ("prefill", 128, 150), ("prefill", 150, 150),
+    ]  # fmt: skip
+    assert len(record["prompt_ids"]) == 150
+
+
+@pytest.mark.parametrize("kv", KV_MODES)
+def test_a_prompt_is_left_between_two_parts(tiny: Path, kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled at the first report: no further part, no token, a record all the same, and the next run is whole."""
+    monkeypatch.setattr("stepwell.outbox._PROGRESS_MS", 0)
+    page = Page(tiny)
+    hear = page._hear
+
+    def cancel_at_once(text: str) -> None:
+        hear(text)
+        if page.messages[-1].get("unit") == "tokens" and page.messages[-1]["done"] == 64:
+            page.frontend.cancel()
+
+    page.frontend._outbox._send = cancel_at_once
+    asked = {"prompt_length": 150, "tokens": 3, "kv": kv, "ban_eos": True}
+    cancelled, whole = page.run(asked, {**asked, "prompt_length": 40})
+    assert page.of("error") == []
+    assert [message["done"] for message in page.of("progress") if message["unit"] == "tokens"] == [64, 40]
+    assert (cancelled["finish_reason"], cancelled["tokens"], cancelled["ttft_ms"]) == ("cancelled", [], None)
+    assert (whole["finish_reason"], len(whole["tokens"])) == ("length", 3)
+    page.frontend.close()
+    assert set(page.device.table_sizes().values()) == {0}
+
+
+@pytest.mark.parametrize("kv", KV_MODES)
+def test_an_answer_that_fills_the_context_is_finished(tiny: Path, kv: str) -> None:
+    """A prompt that is longer is an error with the numbers."""
+    page = Page(tiny)
+    asked = {"prompt_length": 20, "tokens": 30, "kv": kv, "ban_eos": True}
+    (record,) = page.run({**asked, "context": 24}, {**asked, "context": 19}, {**asked, "context": 100_000})
+    assert (record["finish_reason"], len(record["tokens"]), record["tokens"][-1]["position"]) == ("length", 5, 24)
+    too_long, too_large = page.of("error")
+    assert too_long["code"] == "ContextFull"
+    assert "the prompt has 20 tokens, 0 are in the cache already; the context holds 19" in too_long["message"]
+    assert too_large["code"] == "BadRequest"
+    assert "a context of 100,000 positions" in too_large["message"]
     page.frontend.close()
     assert set(page.device.table_sizes().values()) == {0}
 
