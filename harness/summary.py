@@ -98,8 +98,16 @@ def is_software(record: Record) -> bool:
     return bool(record["environment"]["adapter"]["is_software"])
 
 
+def _kernels(path: dict[str, Any] | None) -> str:
+    """Which kernels there were; a workload has its own."""
+    if path is None:
+        return ""
+    lanes = f", subgroups of {path['subgroups']}" if path["subgroups"] else ""
+    return f"; kernels: {path['kernels']}{', fused' * path['fused']}{lanes}{', dot4' * path['dot4']}"
+
+
 def launch_line(record: Record) -> str:
-    """How steps were launched, in one line: parameters, replays and why others were none, bindings seen before."""
+    """How steps were launched, in one line: parameters, kernels, replays and why others were none, known bindings."""
     launch, rows = record["launch"], steps(record)
     reasons = Counter(row["refused"] for row in rows if row["refused"])
     others = "".join(f", {reason}: {count}" for reason, count in reasons.most_common())
@@ -107,7 +115,10 @@ def launch_line(record: Record) -> str:
     times = [row["gpu_ms"] for row in rows if row["gpu_ms"] is not None]
     gpu = f"; GPU {percentile(times, 0.5):.2f} ms per token (median)" if times else ""
     replayed = sum(row["replayed"] for row in rows)
-    return f"parameters: {launch['params']}; {replayed} of {len(rows)} decode steps replayed{others}{rate}{gpu}"
+    kernels = _kernels(launch["kernels"])
+    return (
+        f"parameters: {launch['params']}{kernels}; {replayed} of {len(rows)} decode steps replayed{others}{rate}{gpu}"
+    )
 
 
 def size(count: float) -> str:

@@ -175,6 +175,23 @@ def test_ctrl_c_stops_the_run_through_the_page(runner: PageRunner) -> None:
     assert 0 < len(record["token_ids"]) < 400
 
 
+def test_a_long_prompt_is_told_in_parts_and_can_be_left_between_two(runner: PageRunner) -> None:
+    """A prompt of 16 steps on a CPU: some seconds each, and hardly more than one after Ctrl-C."""
+    said: list[str] = []
+
+    def follow(text: str) -> None:
+        said.append(text)
+        if text.endswith("of 1,024 tokens") and sum(told.endswith("of 1,024 tokens") for told in said) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    record = runner.run(Scenario("", prompt_length=1024, tokens=8, eos="ban"), on_phase=follow)
+    parts = [int(text.split(": ")[1].split()[0].replace(",", "")) for text in said if text.endswith("of 1,024 tokens")]
+    assert parts == sorted(set(parts))
+    assert all(done % 64 == 0 and 0 < done < 1024 for done in parts)
+    assert len(record["prompt_ids"]) == 1024
+    assert (record["finish_reason"], record["tokens"], record["text"]) == ("cancelled", [], "")
+
+
 def test_what_the_form_refuses_is_named(runner: PageRunner) -> None:
     with pytest.raises(RunError, match="tokens=0"):
         runner.run(Scenario("x", tokens=0))
