@@ -117,15 +117,17 @@ class FusedOps:
 def default_spread(tuning: Tuning, outputs: int, matrix: Matrix) -> Spread:
     """The rule: wide workgroups read x once for many outputs, many keep the GPU busy; as wide as leaves enough."""
     wide = tuning.decode_wide
-    while 2 * wide <= tuning.decode_widest and outputs >= 2 * wide * tuning.workgroups:
+    while 2 * wide <= tuning.decode_widest and outputs >= 3 * wide * tuning.workgroups:
         wide *= 2
+    per = 1
+    while 2 * per <= tuning.most_per_thread and outputs >= 4 * per * wide * tuning.workgroups:
+        per *= 2
+    threads = tuning.decode_threads if per == 1 else tuning.decode_threads // 2  # its outputs keep a thread busy
     unit = max(1, tuning.subgroup // wide)  # whole subgroups
     blocks = ceil_div(matrix.k // 32, unit) * unit
-    splits = max(unit, min(blocks, tuning.decode_threads // wide))
-    per = 1
-    most = min(tuning.most_per_thread, splits)  # a workgroup has a thread for each of its outputs
-    while 2 * per <= most and outputs >= 8 * per * wide * tuning.workgroups:
-        per *= 2
+    splits = max(unit, min(blocks, threads // wide))
+    per = min(per, splits)  # a workgroup has a thread for each of its outputs
+    rows = per * matrix.n // outputs  # of W that a thread reads at a time
     fits = matrix.k // 32 * QUANTISED_BYTES + _BESIDE_BYTES <= tuning.workgroup_bytes
     integers = tuning.dot4 and tuning.subgroup >= 4 and matrix.layout.quantised and fits
-    return Spread(wide, per, splits, tuning.decode_ahead, "dot4" if integers else "f32")
+    return Spread(wide, per, splits, max(1, tuning.decode_ahead // rows), "dot4" if integers else "f32")

@@ -64,11 +64,11 @@ var<workgroup> results: array<f32, {{ wide * per }}>;
 {% set padded = (most + 3) // 4 * 4 %}
 var<workgroup> factors: array<array<f32, {{ padded }}>, {{ heads }}>;  // of each share: 0 where there is none
 
-// Four values of x: the shares of attention, weighed. Those that there are not repeat the last, with the weight 0.
-fn merged(i: u32, shares: u32) -> vec4f {
+// Four values of x: the shares of attention, weighed, from the fifth on. What there is not has the weight 0.
+fn further(i: u32, shares: u32) -> vec4f {
   let head = i / {{ head_dim // 4 }}u;
   var value = vec4f(0.0);
-  for (var c = 0u; c < shares; c += 4u) {
+  for (var c = 4u; c < shares; c += 4u) {
 {% for u in range(4) %}
     let x{{ u }} = x[min(c + {{ u }}u, shares - 1u) * K4 + i];
 {% endfor %}
@@ -137,6 +137,9 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
 {# x, eight values a thread and turn: e0_c, e1_c #}
 {% set octets = k // 8 %}
 {% set turns_of_x = (octets + threads - 1) // threads %}
+{% if before == "merge" %}
+  let shares = min((step.length + {{ chunk - 1 }}u) / {{ chunk }}u, {{ most }}u);
+{% endif %}
 {% if staged %}
 {% for c in range(turns_of_x) %}
 {% set inside = "thread + %du < %du" % (c * threads, octets) %}
@@ -144,6 +147,13 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
 {% if before != "merge" %}
   let x0_{{ c }} = x[2u * i{{ c }}];
   let x1_{{ c }} = x[2u * i{{ c }} + 1u];
+{% endif %}
+{% if before == "merge" %}
+{% for half in range(2) %}
+{% for u in range(4) %}
+  let share{{ c }}_{{ half }}_{{ u }} = x[min({{ u }}u, shares - 1u) * K4 + 2u * i{{ c }} + {{ half }}u];
+{% endfor %}
+{% endfor %}
 {% endif %}
 {% if before == "norm" %}
   let weight0_{{ c }} = weight[2u * i{{ c }}];
@@ -158,6 +168,16 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
   var total{{ r }}_{{ half }} = 0.0;
 {% endfor %}
 {% endfor %}
+  // one thread per output of the workgroup: output = thread, of the set of `thread % WIDE` and row `thread / WIDE`
+  let output = group.x * {{ wide * per }}u + thread;
+{% if after == "residual" %}
+  var sum_before = 0.0;
+  if (thread < {{ wide * per }}u) { sum_before = y[min(output, OUTPUTS - 1u)]; }
+{% elif after == "rope" %}
+  let pair_at = group.x * {{ wide * per // 2 }}u + thread;
+  let index = pair_at % {{ head_dim // 2 }}u;
+  let turn = turns[min(index, {{ rope_dim // 2 - 1 }}u)];
+{% endif %}
 {% set count = (blocks + splits - 1) // splits %}
 {% set early = [ahead, count] | min %}
   let set_ = thread / WIDE;
@@ -180,7 +200,6 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
 {% endif %}
 {% endif %}
 {% if before == "merge" %}
-  let shares = min((step.length + {{ chunk - 1 }}u) / {{ chunk }}u, {{ most }}u);
 {% if subgroup %}
 {% set subgroups = threads // subgroup %}
 {% set own = (padded + subgroup - 1) // subgroup %}
@@ -221,8 +240,10 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
   let e0_{{ c }} = x0_{{ c }} * weight0_{{ c }};
   let e1_{{ c }} = x1_{{ c }} * weight1_{{ c }};
 {% elif before == "merge" %}
-  let e0_{{ c }} = merged(2u * i{{ c }}, shares);
-  let e1_{{ c }} = merged(2u * i{{ c }} + 1u, shares);
+{% for half in range(2) %}
+  let head{{ c }}_{{ half }} = (2u * i{{ c }} + {{ half }}u) / {{ head_dim // 4 }}u;
+  let e{{ half }}_{{ c }} = {% for u in range(4) %}share{{ c }}_{{ half }}_{{ u }} * factors[head{{ c }}_{{ half }}][{{ u }}] + {% endfor %}further(2u * i{{ c }} + {{ half }}u, shares);
+{% endfor %}
 {% else %}
   let e0_{{ c }} = x0_{{ c }};
   let e1_{{ c }} = x1_{{ c }};
@@ -274,8 +295,6 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
 {% endfor %}
 {% endfor %}
   workgroupBarrier();
-  // one thread per output of the workgroup: output = thread, of the set of `thread % WIDE` and row `thread / WIDE`
-  let output = group.x * {{ wide * per }}u + thread;
 {% for half in range(halves) %}
   var sum{{ half }} = 0.0;
 {% endfor %}
@@ -301,7 +320,7 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
 {% if after == "plain" %}
     if (output < OUTPUTS) { y[output] = sum0; }
 {% elif after == "residual" %}
-    if (output < OUTPUTS) { y[output] += sum0; }
+    if (output < OUTPUTS) { y[output] = sum_before + sum0; }
 {% elif after == "swiglu" %}
     if (output < OUTPUTS) { y[output] = sum0 / (1.0 + exp(-sum0)) * sum1; }
 {% else %}
@@ -310,15 +329,12 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
   }
 {% if after == "rope" %}
   workgroupBarrier();
-  let pair_at = group.x * {{ wide * per // 2 }}u + thread;
   if (thread >= {{ wide * per // 2 }}u || pair_at >= OUTPUTS / 2u) { return; }
   let pair = vec2f(results[2u * thread], results[2u * thread + 1u]);
   const Q = {{ heads * head_dim // 2 }}u;
   const KV = {{ kv_heads * head_dim // 2 }}u;
   var turned = pair;
-  let index = pair_at % {{ head_dim // 2 }}u;
   if (index < {{ rope_dim // 2 }}u) {
-    let turn = turns[index];
     turned = vec2f(pair.x * turn.x - pair.y * turn.y, pair.x * turn.y + pair.y * turn.x);
   }
   if (pair_at < Q) {
