@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from harness import ROOT, cli_arms, cli_page, demo, report, summary
+from harness import CACHE, ROOT, cli_arms, cli_page, demo, report, summary
 from harness import record as records
 from harness.browser import Profile
 from harness.cli_page import (
@@ -141,6 +141,16 @@ def run(
     markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Where to write the table of --kernel-times for a document.")
     ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Time the model's kernels on this adapter first, and remember the fastest.")
+    ] = False,
+    tune_ms: Annotated[int, typer.Option(min=1, help="How long that may take, in milliseconds.")] = 30_000,
+    tuning: Annotated[
+        Path, typer.Option("--tuning", help="Where what was tuned is kept, for all adapters and models.")
+    ] = CACHE / "tuning.json",
+    tuned: Annotated[
+        bool, typer.Option("--tuned/--no-tuned", help="Use what was tuned before on this adapter.")
+    ] = True,
     json: Annotated[Path | None, typer.Option("--json", help="Where to write the run record.")] = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Where to write the run as a trace for ui.perfetto.dev.")
@@ -183,14 +193,19 @@ def run(
         policy_options=read_options(policy_option or []),
         budget_mib=budget,
         hard_budget=hard,
-        launch=read_options(launch or [], "--launch"),
+        launch=read_options(launch or [], "--launch") | ({} if tuned else {"tuned": "false"}),
+        tune_ms=tune_ms if tune else None,
         digest=digest,
         gpu_time=gpu_time,
         trace=trace is not None,
         kernel_times=kernel_times,
     )
-    with cli_page.open_page(profile, flag or [], browser, headed, timeout, built, scenario) as (runner, status):
+    pages = cli_page.open_page(profile, flag or [], browser, headed, timeout, built, scenario, tuning=tuning)
+    with pages as (runner, status):
         record = runner.run(scenario, Printer(status), lambda text: status.update(escape(text)))
+        cli_page.print_tuning(runner.tuned())
+        if tune:
+            cli_page.keep_tuning(runner, tuning)
         spans = runner.trace() if trace else ""
     cli_page.print_runs([record])
     for line in (summary.launch_line(record), *str(record["memory"].get("explanation", "")).splitlines()):

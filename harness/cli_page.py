@@ -67,8 +67,12 @@ def open_page(
     timeout_s: float,
     built: Path | None,
     *wanted: Scenario,
+    tuning: Path | None = None,
 ) -> Iterator[tuple[PageRunner, Status]]:
-    """The page of ``built``, else of the up-to-date dist/, in a browser; and the spinner that says what it is doing."""
+    """The page of ``built``, else of the up-to-date dist/, in a browser; and the spinner that says what it is doing.
+
+    ``tuning``: a file with what the page is to remember of its kernels' tuning, if it is there.
+    """
     bundled = [scenario for scenario in wanted if scenario.is_bundled]
     with_model = bool(bundled)
     site = load_site(built) if built else build_with_progress(with_model=with_model)
@@ -84,13 +88,42 @@ def open_page(
         SiteServer(site.root) as server,
         open_browser(profile, flags, choice=browser, headed=headed) as (started, arguments),
         console.status("starting the page") as status,
-        PageRunner(started, server.url, profile, arguments, timeout_s=timeout_s) as runner,
+        PageRunner(started, server.url, profile, arguments, timeout_s=timeout_s, tuning=read_tuning(tuning)) as runner,
     ):
         kind = "[yellow]software[/]" if runner.adapter.is_software else "[green]hardware[/]"
         console.print(
             f"adapter: {escape(str(runner.adapter))}, {kind} profile; browser {started.version}", highlight=False
         )
         yield runner, status
+
+
+def read_tuning(path: Path | None) -> str | None:
+    """What the page is to remember; None if there is nothing.  The page says what of it it cannot use."""
+    if path is None or not path.exists():
+        return None
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        console.print(f"[yellow]{escape(str(path))} cannot be read and is ignored: {escape(str(error))}[/]")
+        return None
+
+
+def print_tuning(found: Record) -> None:
+    """What was tuned, and what of it was refused or could not be used."""
+    for notice in found["notices"]:
+        console.print(f"[yellow]{escape(notice)}[/]", highlight=False, soft_wrap=True)
+    if found["outcome"] is not None:
+        for line in summary.tuning_lines(found["outcome"]):
+            console.print(f"[dim]·[/] {escape(line)}", highlight=False, soft_wrap=True)
+
+
+def keep_tuning(runner: PageRunner, path: Path) -> None:
+    """Write what the page remembers after it was tuned."""
+    text = runner.tuning()
+    if text is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print_written(path)
 
 
 def print_written(path: Path) -> None:

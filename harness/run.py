@@ -38,7 +38,7 @@ _CLEAR_OPTIONS = """() => {
     else if (control.options) control.selectedIndex = initial(control);
     else control.value = control.defaultValue;
   }
-  for (const name of ["raw", "hard", "digest", "gpu_time", "trace", "kernel_times"]) {
+  for (const name of ["raw", "hard", "digest", "gpu_time", "trace", "kernel_times", "tune"]) {
     if (form.elements[name]) form.elements[name].checked = false;
   }
 }"""
@@ -72,14 +72,22 @@ class Interrupt:
 class PageRunner:
     """The page of a served site, open in ``browser``: asserted adapter, then any number of runs one after another.
 
-    ``url`` is the site's root; ``flags`` go into the records; ``timeout_s`` bounds the boot and each run.
+    ``url`` is the site's root; ``flags`` go into the records; ``timeout_s`` bounds the boot and each run; ``tuning`` is
+    the text that the page's ``remembered.js`` keeps, as if it had kept it.
     """
 
     def __init__(
-        self, browser: Browser, url: str, profile: Profile, flags: Sequence[str] = (), *, timeout_s: float = 600.0
+        self,
+        browser: Browser,
+        url: str,
+        profile: Profile,
+        flags: Sequence[str] = (),
+        *,
+        timeout_s: float = 600.0,
+        tuning: str | None = None,
     ) -> None:
         self.url, self.profile, self.flags, self.timeout_s = url, profile, list(flags), timeout_s
-        self._browser = browser
+        self._browser, self._tuning = browser, tuning
         self._faults: list[str] = []
         self._crashed = False
 
@@ -89,6 +97,8 @@ class PageRunner:
         try:
             self._page.goto(self.url + "manifest.json")
             self.adapter: Adapter = assert_adapter(self._page, self.profile)
+            if self._tuning is not None:
+                self._page.evaluate("text => localStorage.setItem('stepwell-tuning', text)", self._tuning)
             self._page.on("console", self._hear)
             self._page.on("pageerror", lambda error: self._faults.append(f"uncaught {error.name}: {error.message}"))
             self._page.on("crash", lambda _: setattr(self, "_crashed", True))
@@ -144,6 +154,16 @@ class PageRunner:
         if not isinstance(text, str):
             raise self._error("the page says that the run is done but has no trace of it")
         return text
+
+    def tuning(self) -> str | None:
+        """What the page keeps of its tuning, as text."""
+        text: str | None = self._page.evaluate("() => localStorage.getItem('stepwell-tuning')")
+        return text
+
+    def tuned(self) -> dict[str, Any]:
+        """What the page says of its tuning: ``notices``, and ``outcome`` (docs/architecture.md) if it was tuned."""
+        found: dict[str, Any] = self._page.evaluate("() => window.stepwell.tuning ?? {outcome: null, notices: []}")
+        return found
 
     def _fill(self, scenario: Scenario) -> None:
         page = self._page

@@ -28,6 +28,7 @@ class Scenario:
     The prompt is ``prompt``, or ``prompt_ids`` as they are, or ``prompt_length`` pseudo-random ids.
     ``workload`` takes the place of the model and its prompt: it fills ``start`` positions, then grows by one per token.
     ``policy_options`` and ``launch`` are texts, as typed into the page's form; ``budget_mib`` is the pool's.
+    ``tune_ms``: tune the model's kernels before the run, for so long at most.
     """
 
     prompt: str = ""
@@ -52,6 +53,7 @@ class Scenario:
     budget_mib: int | None = None
     hard_budget: bool = False
     launch: Mapping[str, str] = field(default_factory=dict)
+    tune_ms: int | None = None
     digest: bool = False
     gpu_time: bool = False
     trace: bool = False
@@ -65,6 +67,8 @@ class Scenario:
                 raise SetupError(f"there is no workload {self.workload!r}. Choose one of: {', '.join(known)}.")
             if self.prompt or self.prompt_ids or self.prompt_length:
                 raise SetupError(f"{self.workload} has no model and takes no prompt.")
+            if self.tune_ms is not None:
+                raise SetupError(f"--tune is for a model's kernels; {self.workload} has no model.")
             if self.digest:
                 raise SetupError(f"--digest is of a model's logits; {self.workload} has none: its ids are checksums.")
             if self.kernel_times:
@@ -130,6 +134,8 @@ class Scenario:
                 "prompt_ids": ",".join(map(str, self.prompt_ids)),
             }
             optional["prompt_length"] = self.prompt_length
+            if self.tune_ms is not None:
+                values["tune_ms"] = self.tune_ms
             if self.is_synthetic:
                 values["format"] = _synthetic(self.model).kind
         values |= {name: "" if value is None else value for name, value in optional.items()}
@@ -145,6 +151,7 @@ class Scenario:
         """The checkboxes that are on; all others are off."""
         on = {"hard": self.hard_budget, "digest": self.digest, "gpu_time": self.gpu_time, "trace": self.trace}
         on |= {"kernel_times": self.kernel_times, "raw": self.raw and self.workload is None}
+        on["tune"] = self.tune_ms is not None
         return tuple(name for name, value in on.items() if value)
 
 

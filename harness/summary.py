@@ -115,10 +115,22 @@ def launch_line(record: Record) -> str:
     times = [row["gpu_ms"] for row in rows if row["gpu_ms"] is not None]
     gpu = f"; GPU {percentile(times, 0.5):.2f} ms per token (median)" if times else ""
     replayed = sum(row["replayed"] for row in rows)
-    kernels = _kernels(launch["kernels"])
+    kernels = _kernels(launch["kernels"]) + (f", {len(launch['tuned'])} tuned" if launch["tuned"] else "")
     return (
         f"parameters: {launch['params']}{kernels}; {replayed} of {len(rows)} decode steps replayed{others}{rate}{gpu}"
     )
+
+
+def tuning_lines(outcome: Record) -> list[str]:
+    """What the tuner of a page found: how much, then each product that another way makes faster than the rule's."""
+    counted = f"{outcome['measured']} of {outcome['products']} products measured"
+    lines = [f"tuning: {counted}; for {outcome['faster']} another way is faster than the rule's"]
+    for row in outcome["choices"]:
+        around = f"{row['before']} + {row['after']}" if row["before"] else row["after"]
+        spread = ", ".join(f"{name} {value}" for name, value in row["spread"].items())
+        product = f"{around}, {row['format']} [{row['n']:,} x {row['k']:,}]"
+        lines.append(f"  {product}: {row['default_us']:.3g} -> {row['us']:.3g} us with {spread}")
+    return lines
 
 
 def size(count: float) -> str:

@@ -97,6 +97,7 @@ def make_record(
             "bind_groups": {"size": 7, "evicted": 0},
             "variants": {"matmul": {"shapes": 2, "evicted": 1}},
             "workspace_bytes": 0,
+            "tuned": [],
         },
     }
 

@@ -2,12 +2,12 @@
 
 /** Numbers that only a model needs. */
 const MODEL_NUMBERS = ["context", "temperature", "top_k", "top_p", "seed", "top_logits"];
-const NUMBERS = ["tokens", "start", "budget", "prompt_length", ...MODEL_NUMBERS];
+const NUMBERS = ["tokens", "start", "budget", "prompt_length", "tune_ms", ...MODEL_NUMBERS];
 const TEXTS = ["prompt", "prompt_ids", "stop"];
 const CHOICES = ["model", "kv", "policy", "eos"];
 /** Formats of synthetic weights; listed once Python has told which there are, the default first. */
 const FORMAT = "format";
-const SWITCHES = ["raw", "hard", "digest", "gpu_time", "trace", "kernel_times"];
+const SWITCHES = ["raw", "hard", "digest", "gpu_time", "trace", "kernel_times", "tune"];
 /** Radios that exist, all of them, only once Python has told what there is. */
 const LATE_CHOICES = ["model", "kv", "policy"];
 /** Controls of the chosen policy's options are named by this and the option's name. */
@@ -90,6 +90,12 @@ function readLaunch(form) {
     ...(Object.keys(launch).length ? { launch } : {}),
     ...switchedOn(form.elements, ["gpu_time", "trace"]),
   };
+}
+
+/** What a run that someone asked for does first; runs that are compared are not tuned in between. */
+export function readTuning(form) {
+  const { tune, tune_ms: budget } = form.elements;
+  return tune.checked && !chosenWorkload(form) ? { tune: true, tune_ms: Number(budget.value) } : {};
 }
 
 /** Set the launch path's options: those of `launch`, and the rest to their defaults. */

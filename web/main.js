@@ -3,20 +3,21 @@
  *
  *     booting → ready → (loading →) running → done        any → error → the next run, or a restart
  *
- * `window.stepwell` holds the environment, model, record, trace and error of now, for scripts that drive the page.
+ * `window.stepwell` holds the environment, model, record, trace, tuning and error of now, for scripts that drive the page.
  */
 import { Bus } from "./bus.js";
 import { element } from "./dom.js";
-import { applyLateQuery, applyQuery, chosenWorkload, queryOf, readModel, readRequest } from "./form.js";
+import { applyLateQuery, applyQuery, chosenWorkload, queryOf, readModel, readRequest, readTuning } from "./form.js";
 import { FROM_WORKER, ON_PAGE, TO_WORKER } from "./messages.js";
 import { isFatal, mountNotices } from "./notices.js";
 import { PLACES } from "./panels/index.js";
+import { remembered } from "./remembered.js";
 import { Runs } from "./runs.js";
 
 const bus = new Bus();
 const form = document.getElementById("scenario");
 const query = new URLSearchParams(location.search);
-const now = { environment: null, model: null, record: null, trace: null, error: null };
+const now = { environment: null, model: null, record: null, trace: null, tuning: null, error: null };
 window.stepwell = now;
 
 let worker = null;
@@ -77,6 +78,9 @@ function listen() {
     if (queue.length) runNext();
     else setState("ready");
   });
+  bus.on(FROM_WORKER.TUNING, ({ outcome, notices }) => {
+    now.tuning = { outcome, notices: [...(now.tuning?.notices ?? []), ...notices] };
+  });
   bus.on(FROM_WORKER.TRACE, ({ text }) => (now.trace = text));
   bus.on(FROM_WORKER.DONE, ({ record }) => {
     now.record = record;
@@ -99,7 +103,7 @@ function listen() {
   form.addEventListener("change", tellKind);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (canRun()) begin([{ request: readRequest(form), comparison: null }]);
+    if (canRun()) begin([{ request: { ...readRequest(form), ...readTuning(form) }, comparison: null }]);
   });
 }
 
@@ -153,7 +157,7 @@ function start() {
     const message = event.message || "worker.js or one of its modules could not be loaded.";
     bus.emit({ type: FROM_WORKER.ERROR, code: "WorkerError", message, phase: "runtime" });
   });
-  worker.postMessage({ type: TO_WORKER.BOOT });
+  worker.postMessage({ type: TO_WORKER.BOOT, tuning: remembered() });
 }
 
 function restart() {

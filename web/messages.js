@@ -12,6 +12,7 @@ export const FROM_WORKER = Object.freeze({
   PROGRESS: "progress",
   ENVIRONMENT: "environment",
   MODEL: "model",
+  TUNING: "tuning",
   TOKEN: "token",
   POOL: "pool",
   TRACE: "trace",

@@ -32,7 +32,7 @@ self.addEventListener("error", (event) => {
 });
 self.addEventListener("unhandledrejection", (event) => fail(event.reason));
 
-async function boot() {
+async function boot({ tuning }) {
   const started = performance.now();
   tell("runtime", "Starting Python");
   const { loadPyodide } = await import("./vendor/pyodide/pyodide.mjs");
@@ -55,6 +55,7 @@ async function boot() {
     boot_ms: bootMs,
     pyodide_ms: pyodideMs,
     flags: [],
+    tuning: tuning ?? null,
   };
   const { Frontend } = module;
   frontend = Frontend(emit, JSON.stringify(host), makeTokenizer);

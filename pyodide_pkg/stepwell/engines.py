@@ -1,6 +1,7 @@
 """The engines of a page: one launcher per set of launch options, on one device, pool and model."""
 
 from stepwell.gpu.device import Device
+from stepwell.kernels.remembered import Remembered
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
 from stepwell.memory.pool import BufferPool
@@ -18,6 +19,7 @@ class Engines:
     def __init__(self, device: Device, pool: BufferPool, bound: int = ENGINES) -> None:
         self.device = device
         self.pool = pool
+        self.remembered = Remembered(device.info)  # what was tuned, for all launchers that are to use it
         self._bound = bound
         self._launchers: dict[LaunchOptions, Launcher] = {}  # in order of use: oldest first
 
@@ -28,7 +30,7 @@ class Engines:
         """The launcher with these options.  Ask when no run is under way: it may close another one."""
         launcher = self._launchers.pop(options, None)
         if launcher is None:
-            launcher = Launcher(self.device, self.pool, options)
+            launcher = Launcher(self.device, self.pool, options, spreads=self.remembered.spreads)
         self._launchers[options] = launcher
         while len(self._launchers) > self._bound:
             self._launchers.pop(next(iter(self._launchers))).close()

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from stepwell.clock import now_ms
 from stepwell.decode.kv_cache import KV_MODES
@@ -67,6 +67,10 @@ async def _profiled(event: TokenEvent, launcher: Launcher, request: Request, spa
     return replace(event, counters=replace(event.counters, gpu_ms=sum(profile.passes_us) / 1000))
 
 
+class Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
 class Frontend:
     """One device, at most one loaded model, one run at a time.
 
@@ -87,7 +91,7 @@ class Frontend:
         self._opener = opener
         self._engines: Engines | None = None
         self._model: LoadedModel | None = None
-        self._running: DecodeSession | KVPattern | None = None
+        self._running: Cancellable | None = None
         self._last_pool = 0.0
 
     @asynccontextmanager
@@ -117,6 +121,9 @@ class Frontend:
                 boot_ms=self._host.get("boot_ms"),
                 limits=dict(device.info.limits),
             )
+            if remembered := self._host.get("tuning"):
+                notices = self._engines.remembered.read(remembered)
+                self._outbox.emit("tuning", notices=notices, outcome=None, text=None)
             self._outbox.enter("ready", "Ready")
 
     async def load_url(self, model: str) -> None:
@@ -237,6 +244,10 @@ class Frontend:
             kernel_times.check(launcher.device, len(prompt_ids) + request.tokens, context)
             timer = self._opened().get(kernel_times.timing_options(request.launch_options))
         _start_afresh(launcher.pool, request)
+        goes_on = True
+        if request.tune:
+            goes_on = await self._tune(launcher, model, request.tune_ms)
+            _start_afresh(launcher.pool, request)
         session = DecodeSession(model.llama, launcher, kv=request.kv, context=context, spans=spans)
         record = RunRecord(
             scenario={"model": model.name, "sha256": model.sha256, **request.as_dict(), "context": context},
@@ -250,7 +261,8 @@ class Frontend:
             await launcher.device.take_profile()  # of what was issued until now
             # when end-of-generation tokens are fed back like any other, the text shows them
             detokenizer = model.detokenizer(skip_special=not generation.ignore_eos)
-            await self._answer(session, record, generation, stops, detokenizer)
+            if goes_on:
+                await self._answer(session, record, generation, stops, detokenizer)
             await self._sum_up(launcher, record, spans, session.kernels)
             if timer is not None and not session.cancelled:
                 self._outbox.enter("decode", "Timing each kernel")
@@ -259,6 +271,23 @@ class Frontend:
                 if record.kernels is None:
                     record.finish_reason = "cancelled"  # not all that was asked for
         return record
+
+    async def _tune(self, launcher: Launcher, model: LoadedModel, budget_ms: int) -> bool:
+        """Tune the kernels of the model's decode steps; the page keeps what is found.  Whether the run goes on."""
+        from stepwell.decode.autotune import Autotuner  # when it is wanted, not at the start of the page
+
+        self._outbox.enter("tuning", "Tuning kernels for this adapter")
+        self._running = tuner = Autotuner(model.llama, launcher, budget_ms)
+        try:
+            outcome = await tuner.run(self._outbox.progress("products"))
+        finally:
+            self._running = None
+            tuner.close()
+        remembered = self._opened().remembered
+        remembered.learn(outcome.measured)
+        told = {**outcome.describe(), "choices": remembered.rows(outcome.measured)}
+        self._outbox.emit("tuning", notices=outcome.refused, outcome=told, text=remembered.text())
+        return not tuner.cancelled
 
     async def _grow(self, launcher: Launcher, request: Request, spans: SpanLog | None) -> RunRecord:
         """Run a workload: no model, no prompt."""

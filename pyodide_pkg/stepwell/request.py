@@ -18,6 +18,7 @@ class Request:
     The prompt is a text, or ``prompt_ids`` as they are, or ``prompt_length`` pseudo-random ids, by ``seed``.
 
     ``kernel_times``: after the run, the GPU time of each kernel in the step behind the last token.
+    ``tune``: before the run the model's kernels are tuned for this adapter, for ``tune_ms`` at most.
 
     ``policy_options`` are checked by the policy's own table.  ``launch`` holds fields of LaunchOptions.
     """
@@ -44,6 +45,8 @@ class Request:
     budget_mib: int | None = None
     hard_budget: bool = False
     launch: dict[str, Any] = field(default_factory=dict)
+    tune: bool = False
+    tune_ms: int = 30_000
     digest: bool = False
     gpu_time: bool = False
     trace: bool = False
@@ -66,6 +69,10 @@ class Request:
             raise BadRequest(f"digest is of a model's logits; {request.workload} has none: leave it out.")
         if request.kernel_times and request.workload is not None:
             raise BadRequest(f"kernel_times is of a model's decode step; {request.workload} has none: leave it out.")
+        if request.tune and request.workload is not None:
+            raise BadRequest(f"tune is of a model's products; {request.workload} has none: leave it out.")
+        if request.tune_ms < 1:
+            raise BadRequest(f"tune_ms is {request.tune_ms}; it must be 1 or more.")
         _ = request.launch_options
         return request
 

@@ -33,8 +33,9 @@ const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const fail = (code, message, phase) => post("error", { code, message, phase });
 
 const handlers = {
-  async boot() {
+  async boot({ tuning }) {
     post("phase", { phase: "runtime", text: "Starting Python" });
+    if (tuning === "corrupt") post("tuning", { notices: ["It cannot be read."], outcome: null, text: null });
     post("environment", {
       environment,
       ...(OLDER ? {} : launchListing()),
@@ -100,6 +101,14 @@ const handlers = {
     if (request.prompt === "lose the device") return fail("DeviceLost", "The device was lost.", "decode");
     if (request.prompt === "ask too much")
       return fail("ContextFull", "60 + 9,000 positions; the model has 8,192. Ask for fewer tokens.", "prefill");
+    if (request.tune) {
+      post("phase", { phase: "tuning", text: "Tuning kernels" });
+      post("progress", { phase: "tuning", done: 1, total: 5, unit: "products" });
+      const product = { kernel: "matvec", before: "norm", after: "swiglu", format: "u4", k: 64, n: 2048, subgroup: 32 };
+      const choice = { ...product, spread: { wide: 8, per: 2 }, us: 27.5, default_us: 31 };
+      const outcome = { products: 5, measured: 4, faster: 1, complete: false, choices: [choice] };
+      post("tuning", { notices: ["matvec 1 is wrong"], outcome, text: `tuned for ${request.tune_ms}` });
+    }
     const tokens = [];
     const isSlow = request.launch?.shared_pass === false;
     const pace = isSlow ? SLOW_MS[slowRuns++ % SLOW_MS.length] : 10;
@@ -225,7 +234,7 @@ function launchSummary({ launch = {} }, tokens) {
     options: {
       ...{ shared_pass: true, bind_group_cache: true, skip_uploads: true, submit_every: 0, submit_every_ms: 0 },
       ...{ params: "auto", replay: true, readback_depth: null, bind_groups: 2048, variants_per_node: null },
-      ...{ width_ladder: true, kernels: "auto", fused: "auto", subgroups: "auto", dot4: "auto", ...launch },
+      ...{ width_ladder: true, kernels: "auto", fused: "auto", subgroups: "auto", dot4: "auto", tuned: true, ...launch },
     },
     params: "immediates",
     kernels: { kernels: "split", fused: true, subgroups: 32, dot4: true },
@@ -234,6 +243,7 @@ function launchSummary({ launch = {} }, tokens) {
     bind_groups: { size: 488, evicted: 3 },
     variants: { matmul: { shapes: 4, evicted: 2 }, norm: { shapes: 1, evicted: 0 } },
     workspace_bytes: 3 << 20,
+    tuned: [],
   };
 }
 

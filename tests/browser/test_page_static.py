@@ -40,10 +40,10 @@ def test_form_has_the_controls_of_the_document(open_page: Opened) -> None:
         "() => Object.fromEntries([...document.forms[0].elements].filter(e => e.name).map(e => [e.name, e.type]))"
     )
     numbers = ("tokens", "context", "temperature", "top_k", "top_p", "seed", "top_logits", "start", "budget")
-    numbers += ("prompt_length",)
+    numbers += ("prompt_length", "tune_ms")
     numbers += ("option-window", "option-growth")  # of the chosen policy
     numbers += tuple(f"launch-{name}" for name in ("submit_every", "submit_every_ms", "readback_depth", "bind_groups"))
-    switches = ("raw", "hard", "digest", "gpu_time", "trace", "kernel_times")
+    switches = ("raw", "hard", "digest", "gpu_time", "trace", "kernel_times", "tune")
     switches += tuple(f"launch-{name}" for name in ("shared_pass", "bind_group_cache", "replay"))
     assert kinds == {
         **dict.fromkeys(("model", "kv", "policy"), "radio"), **dict.fromkeys(numbers, "number"),

@@ -33,6 +33,7 @@ def test_run_offers_what_it_must() -> None:
         "model prompt prompt-file raw tokens policy kv ban-eos ignore-eos seed temperature top-k top-p context stop"
     )
     scenario += " prompt-ids prompt-length workload from policy-option budget hard launch digest gpu-time trace"
+    scenario += " tune tune-ms tuning no-tuned"
     harness = "top-logits profile flag browser headed timeout json site"
     for option in f"{scenario} {harness}".split():
         assert f"--{option}" in shown
@@ -77,6 +78,7 @@ REFUSED = {
     "synthetic weights": (["--prompt", "x", "--model", "synthetic:smollm2-135m:Q9"], "there are F32, F16"),
     "kernels of a workload": (["--workload", "kv64", "--kernel-times"], "kv64 has none"),
     "markdown of nothing": (["--prompt", "x", "--markdown", "x.md"], "--kernel-times: give both"),
+    "tuning of a workload": (["--workload", "kv64", "--tune"], "kv64 has no model"),
     "digest of a workload": (["--workload", "kv64", "--digest"], "kv64 has none"),
 }
 
@@ -85,7 +87,7 @@ REFUSED = {
 def test_bad_options_are_refused_before_anything_starts(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli_page, "open_page", lambda *_: pytest.fail("a browser was started"))
+    monkeypatch.setattr(cli_page, "open_page", lambda *_, **__: pytest.fail("a browser was started"))
     monkeypatch.setattr(cli_page.console, "width", 200, raising=False)
     arguments, words = REFUSED[name]
     assert exit_code(monkeypatch, "run", *arguments) == 2
@@ -96,7 +98,7 @@ def test_bad_options_are_refused_before_anything_starts(
 def test_errors_become_exit_codes(
     error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(*_: object) -> Any:
+    def fail(*_: object, **__: object) -> Any:
         raise error
 
     monkeypatch.setattr(cli_page, "open_page", fail)
@@ -142,13 +144,54 @@ class FakePage:
         assert self.scenarios[-1].trace
         return '{"traceEvents":[]}'
 
+    def tuning(self) -> str:
+        return "what was tuned"
+
+    def tuned(self) -> dict[str, Any]:
+        row = {
+            "before": "norm",
+            "after": "swiglu",
+            "format": "u4",
+            "k": 2048,
+            "n": 16384,
+            "spread": {"wide": 8, "per": 2},
+        }
+        choices = [row | {"us": 27.54, "default_us": 31.0}]
+        outcome = {"products": 5, "measured": 4, "faster": 1, "complete": False, "choices": choices}
+        return {"notices": ["a [kernel] was refused"], "outcome": outcome if self.scenarios[-1].tune_ms else None}
+
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         @contextmanager
-        def open_page(*_: object) -> Iterator[tuple["FakePage", Any]]:
+        def open_page(*_: object, tuning: Path | None = None) -> Iterator[tuple["FakePage", Any]]:
+            self.remembered = cli_page.read_tuning(tuning)
             nothing = SimpleNamespace(start=lambda: None, stop=lambda: None, update=lambda text: None)
             yield self, nothing
 
         monkeypatch.setattr(cli_page, "open_page", open_page)
+
+
+def test_what_was_tuned_is_kept_in_a_file_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = FakePage(make_record([30]), make_record([30]), make_record([30]))
+    page.install(monkeypatch)
+    file = tmp_path / "cache" / "tuning.json"
+    run = ["run", "--prompt", "Hi", "--tuning", str(file)]
+    done = runner.invoke(cli.app, [*run, "--tune", "--tune-ms", "5000"])
+    assert done.exit_code == 0, done.output
+    assert "a [kernel] was refused" in done.stderr
+    assert "tuning: 4 of 5 products measured; for 1 another way" in done.stderr
+    assert "norm + swiglu, u4 [16,384 x 2,048]: 31 -> 27.5 us with wide 8, per 2" in done.stderr
+    assert page.remembered is None
+    assert file.read_text() == "what was tuned"
+    assert page.scenarios[0].fields["tune_ms"] == "5000"
+    assert page.scenarios[0].switches == ("tune",)
+    file.write_bytes(b"\xffkept")
+    runner.invoke(cli.app, run)
+    assert page.remembered == "\N{REPLACEMENT CHARACTER}kept"
+    assert file.read_bytes() == b"\xffkept"
+    assert page.scenarios[1].switches == ()
+    assert "tune_ms" not in page.scenarios[1].fields
+    runner.invoke(cli.app, [*run, "--no-tuned"])
+    assert page.scenarios[2].fields["launch-tuned"] == "false"
 
 
 def test_run_writes_the_answer_and_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

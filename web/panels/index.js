@@ -14,9 +14,10 @@ import { pattern } from "./pattern.js";
 import { pool } from "./pool.js";
 import { runs } from "./runs.js";
 import { sampling } from "./sampling.js";
+import { tuning } from "./tuning.js";
 
 export const PLACES = {
   chips: [chips],
-  side: [model, cache, launch, sampling, environment],
+  side: [model, cache, launch, tuning, sampling, environment],
   work: [pattern, answer, comparison, ab, latency, kernels, pool, memory, counters, runs],
 };

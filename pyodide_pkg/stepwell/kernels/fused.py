@@ -110,8 +110,12 @@ class FusedOps:
 
     def _spread(self, matrix: Matrix, around: Mapping[str, Constant], outputs: int) -> Spread:
         """The measured one, else the rule's."""
-        key = ProductKey(str(around["before"]), str(around["after"]), matrix.format, matrix.k, matrix.n)
-        return self.tuning.spreads.get(key) or default_spread(self.tuning, outputs, matrix)
+        tuning, default = self.tuning, default_spread(self.tuning, outputs, matrix)
+        if not tuning.spreads:
+            return default
+        shape = {"format": matrix.format, "k": matrix.k, "n": matrix.n, "subgroup": tuning.subgroup}
+        key = ProductKey.of("matvec", {**around, **shape, "arithmetic": default.arithmetic})
+        return tuning.spreads.get(key, default)
 
 
 def default_spread(tuning: Tuning, outputs: int, matrix: Matrix) -> Spread:

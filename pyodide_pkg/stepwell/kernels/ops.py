@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stepwell.errors import BadRequest
 from stepwell.kernels.layouts import LAYOUTS, MatrixLayout
-from stepwell.kernels.tuning import Tuning
+from stepwell.kernels.tuning import ProductKey, Tuning
 from stepwell.launch.recorder import ByLength, Recorder, Variant
 from stepwell.memory.buffer import Buffer
 
@@ -161,6 +161,9 @@ class Ops:
             per = tuning.outputs_per_thread if tile == 1 else tuning.outputs_per_thread_of_tile
             if mode == "swiglu":
                 per = max(1, per * 2 // 3) if tile == 1 else max(1, per // 2)  # each output takes two rows of W
+            if tile == 1 and tuning.spreads:
+                key = ProductKey.of("matmul_quad", {**dict(constants), "subgroups": tuning.subgroups})
+                per = tuning.spreads[key].per if key in tuning.spreads else per
             variant = Variant("matmul_quad", (*constants, ("per", per), ("subgroups", tuning.subgroups)))
             wide = 4 * per
         else:

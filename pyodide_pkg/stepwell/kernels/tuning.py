@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from stepwell.errors import BadRequest
 from stepwell.gpu.device import DeviceInfo
@@ -10,18 +10,41 @@ from stepwell.launch.options import Kernels, LaunchOptions, Switch
 
 
 class ProductKey(NamedTuple):
-    """A product of a decode step, as far as its speed goes: what is computed around W[n][k], and how W is stored."""
+    """A product of a decode step, as far as its speed goes: kernel, what is computed around W[n][k], how W is stored.
 
+    ``subgroup``: lanes, as the kernel's constant says it; 0: it knows none.  ``arithmetic`` is the rule's: options say
+    whether integers are to be used, a measurement does not.
+    """
+
+    kernel: str
     before: str
     after: str
     format: str
     k: int
     n: int
+    subgroup: int
+    arithmetic: str = "f32"
+
+    @classmethod
+    def of(cls, kernel: str, constants: Mapping[str, Any]) -> Self:
+        """Of the constants of ``matvec``, or of ``matmul_quad``, which has nothing before it."""
+        around = (constants.get("before", ""), constants["after" if "after" in constants else "mode"])
+        lanes = int(constants["subgroup"]) if "subgroup" in constants else 4 * bool(constants["subgroups"])
+        shape = (constants["format"], constants["k"], constants["n"])
+        return cls(kernel, *around, *shape, lanes, constants.get("arithmetic", "f32"))
+
+    @property
+    def outputs(self) -> int:
+        return self.n // 2 if self.after == "swiglu" else self.n
+
+    def __str__(self) -> str:
+        around = f"{self.before} + {self.after}" if self.before else self.after
+        return f"{self.kernel} {around} {self.format} {self.arithmetic} [{self.n:,} x {self.k:,}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a workgroup of ``matvec`` shares out its work.
+    """How a workgroup of a product shares out its work; the fields are named as the kernels' constants.
 
     ``wide`` outputs side by side, ``per`` outputs per thread, ``splits`` sets of ``wide`` threads that share k.
     A thread reads ``ahead`` blocks of weights before x is prepared.
@@ -39,9 +62,10 @@ class Spread:
             ("arithmetic", self.arithmetic),
         )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.per <= self.splits:  # a workgroup has a thread for each of its outputs
-            raise BadRequest(f"{self.per} outputs per thread of {self.splits} sets: 1 to {self.splits} are possible.")
+    @property
+    def outputs(self) -> int:
+        """Of a workgroup."""
+        return self.wide * self.per
 
 
 DOT4 = "packed_4x8_integer_dot_product"  # WGSL's language extension
@@ -97,8 +121,12 @@ class Tuning:
             )
 
 
-def tuning_for(info: DeviceInfo, options: LaunchOptions | None = None) -> Tuning:
-    """The kernels of an adapter, as far as ``options`` leave the choice to it.
+def tuning_for(
+    info: DeviceInfo,
+    options: LaunchOptions | None = None,
+    spreads: Mapping[ProductKey, Spread] | None = None,
+) -> Tuning:
+    """The kernels of an adapter, as far as ``options`` leave the choice to it; ``spreads`` were measured on it.
 
     CPU adapters get few, fat threads and no barriers; GPUs get many threads, and decode steps of few launches.  On a
     CPU adapter a load costs as much as ten arithmetic operations, whatever its address, and a barrier costs more still;
@@ -123,6 +151,7 @@ def tuning_for(info: DeviceInfo, options: LaunchOptions | None = None) -> Tuning
         fused=fused,
         subgroup=subgroup,
         dot4=packed and (not info.is_software if options.dot4 is Switch.AUTO else options.dot4 is Switch.ON),
+        spreads=spreads if options.tuned and spreads is not None else {},
         workgroup_bytes=info.limits.get("maxComputeWorkgroupStorageSize", 16384),
     )
 

@@ -186,6 +186,11 @@ class KernelCache:
     # ---- what there is ----------------------------------------------------------------------------------------------
 
     @property
+    def variants(self) -> list[Variant]:
+        """The pipelines that there are."""
+        return list(self._kernels)
+
+    @property
     def evictions(self) -> int:
         """Variants given up so far."""
         return self._evicted.total()

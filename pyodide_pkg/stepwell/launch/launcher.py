@@ -1,7 +1,7 @@
 """The launcher: a recorded step becomes flat programs, and one that comes again becomes a plan."""
 
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,8 @@ from typing import Any
 from stepwell.errors import BadRequest, DeviceLost, StepwellError, UsageError
 from stepwell.gpu.device import Device
 from stepwell.gpu.program import STEP_BYTES, Program
-from stepwell.kernels.tuning import tuning_for
+from stepwell.kernels.candidates import choices_in_use
+from stepwell.kernels.tuning import ProductKey, Spread, tuning_for
 from stepwell.launch.assembly import Assembly
 from stepwell.launch.bind_groups import BindGroupCache
 from stepwell.launch.counters import Counters
@@ -38,13 +39,14 @@ class Launcher:
         pool: BufferPool,
         options: LaunchOptions | None = None,
         bind_groups: BindGroupCache | None = None,
+        spreads: Mapping[ProductKey, Spread] | None = None,
     ) -> None:
         """Raises BadRequest for immediates or subgroups on a device that has none."""
         self.device = device
         self.pool = pool
         self.options = options = options or LaunchOptions()
         self.params = _resolved(options.params, device)
-        self.tuning = tuning_for(device.info, options)  # which kernels the steps that it is for are to launch
+        self.tuning = tuning_for(device.info, options, spreads)  # which kernels the steps that it is for are to launch
         self.shapes = Shapes(options.width_ladder)
         self.counters = Counters()
         self.parameters = _parameters(self.params, pool)
@@ -188,6 +190,7 @@ class Launcher:
             },
             "bind_groups": {"size": len(self.bind_groups), "evicted": counters.bind_groups_evicted},
             "variants": self.kernels.report(),
+            "tuned": choices_in_use(self.kernels.variants, self.tuning.spreads),
             "workspace_bytes": self.kernels.workspace_bytes,
         }
 

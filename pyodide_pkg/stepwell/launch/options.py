@@ -139,6 +139,7 @@ OPTIONS: tuple[LaunchOption, ...] = (
         "products of fused decode steps in integers, four at a time; auto: on GPUs that have subgroups of one size",
         tuple(switch.value for switch in Switch),
     ),
+    LaunchOption("tuned", OptionKind.BOOL, True, "kernels as they were tuned for this adapter, where they were"),
 )  # fmt: skip
 _BY_NAME = {option.name: option for option in OPTIONS}
 _ENUMS: dict[str, type[StrEnum]] = {
@@ -169,6 +170,7 @@ class LaunchOptions:
     fused: Switch = Switch.AUTO
     subgroups: Switch = Switch.AUTO
     dot4: Switch = Switch.AUTO
+    tuned: bool = True
 
     def __post_init__(self) -> None:
         """Raises BadRequest for a value that is not allowed; numbers and choices get their exact types."""

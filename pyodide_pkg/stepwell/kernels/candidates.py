@@ -1,0 +1,115 @@
+"""Which ways of sharing out a product are worth timing, and a recorded launch with its work shared out like that."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, replace
+from itertools import product
+from typing import Any
+
+from stepwell.kernels.fused import QUANTISED_BYTES
+from stepwell.kernels.ops import ceil_div
+from stepwell.kernels.tuning import ProductKey, Spread, Tuning
+from stepwell.launch.recorder import Launch, Variant
+
+QUAD_THREADS = 4  # of a workgroup of matmul_quad
+_AHEAD = (0, 1, 2, 4, 8)  # blocks of weights
+_MERGE_BYTES = 8192  # of workgroup memory, for the factors of attention's shares
+_MOST_PER_QUAD = 16  # outputs of its threads: more take long to compile
+
+
+def is_product(variant: Variant) -> bool:
+    """Whether it is a product of one row, whose work can be shared out in several ways."""
+    kernel, constants = variant
+    return kernel == "matvec" or (kernel == "matmul_quad" and ("tile", 1) in constants)
+
+
+def key_of(variant: Variant) -> ProductKey:
+    return ProductKey.of(variant.kernel, dict(variant.constants))
+
+
+def spread_of(variant: Variant) -> Spread:
+    """How a recorded product shares out its work."""
+    constants: dict[str, Any] = {"wide": QUAD_THREADS, "splits": 1} | dict(variant.constants)
+    return Spread(**{field.name: constants[field.name] for field in fields(Spread) if field.name in constants})
+
+
+def respread(launch: Launch, spread: Spread) -> Launch:
+    """The same product on the same buffers, its work shared out as ``spread`` says."""
+    changed = asdict(spread)
+    constants = tuple((name, changed.get(name, value)) for name, value in launch.variant.constants)
+    workgroups = ceil_div(key_of(launch.variant).outputs, spread.outputs)
+    return launch._replace(variant=Variant(launch.variant.kernel, constants), grid=(workgroups, 1, 1))
+
+
+def choices_in_use(variants: Iterable[Variant], spreads: Mapping[ProductKey, Spread]) -> list[dict[str, Any]]:
+    """Of these kernels the products that have their spread from the table, as plain data."""
+    rows = []
+    for variant in variants:
+        if is_product(variant):
+            key, spread = key_of(variant), spread_of(variant)
+            if spreads.get(key) == spread:
+                rows.append({**key._asdict(), **asdict(spread)})
+    return rows
+
+
+def alternatives(key: ProductKey, default: Spread, tuning: Tuning) -> list[Spread]:
+    """What to time for this product: the rule's choice, then others that can be compiled."""
+    if key.kernel == "matvec":
+        found = candidates(default, key.outputs, key.k, tuning)
+    else:
+        found = [replace(default, per=per) for per in _fewer_and_more(default.per)]
+    return [default, *(spread for spread in found if spread != default and fits(key, spread, tuning))]
+
+
+def candidates(default: Spread, outputs: int, k: int, tuning: Tuning) -> list[Spread]:
+    """Neighbours of the rule's choice: half, the same and double of its width, outputs per thread and threads.
+
+    And, with all these as they are, other numbers of blocks that are read ahead.
+    """
+    found: dict[Spread, None] = {}  # in order
+    for wide, per, threads in product(
+        _around(default.wide), _around(default.per), _around(default.wide * default.splits)
+    ):
+        unit = max(1, tuning.subgroup // wide)  # whole subgroups
+        blocks = ceil_div(k // 32, unit) * unit
+        splits = max(unit, min(blocks, threads // wide // unit * unit))
+        found[replace(default, wide=wide, per=per, splits=splits)] = None
+    found |= {replace(default, ahead=ahead): None for ahead in _AHEAD}
+    return [spread for spread in found if spread.outputs <= max(outputs, default.outputs)]
+
+
+def fits(key: ProductKey, spread: Spread, tuning: Tuning) -> bool:
+    """Whether the product can be compiled and run so: threads, whole subgroups, a workgroup's memory.
+
+    The last part of ``matvec`` gives each output of the workgroup a thread, and pairs of outputs meet in one.
+    """
+    wide, per, splits = spread.wide, spread.per, spread.splits
+    if key.kernel != "matvec":
+        return wide == QUAD_THREADS and splits == 1 and 1 <= per <= _MOST_PER_QUAD
+    threads = wide * splits
+    if spread.arithmetic != key.arithmetic or not 0 <= spread.ahead <= max(_AHEAD):
+        return False
+    if min(wide, per, splits) < 1 or wide % 2 or per > splits or threads > tuning.decode_threads:
+        return False
+    lanes = tuning.subgroup
+    if lanes and (threads % lanes or max(lanes, wide) % min(lanes, wide)):
+        return False
+    sets = threads // lanes if lanes and lanes >= wide else splits
+    halves = 2 if key.after == "swiglu" else 1
+    values = halves * sets * wide * per + wide * per * (key.after == "rope")
+    if key.before == "norm":
+        values += threads // max(1, lanes)
+    nbytes = 4 * values + _MERGE_BYTES * (key.before == "merge")
+    if key.arithmetic == "dot4":
+        nbytes += key.k // 32 * QUANTISED_BYTES
+    elif key.before != "plain":
+        nbytes += 4 * key.k
+    return nbytes <= tuning.workgroup_bytes
+
+
+def _fewer_and_more(per: int) -> tuple[int, ...]:
+    """Half, three quarters, and four thirds."""
+    return max(1, per // 2), max(1, per * 3 // 4), min(_MOST_PER_QUAD, per * 4 // 3)
+
+
+def _around(value: int) -> tuple[int, ...]:
+    return (value, value // 2, 2 * value) if value > 1 else (value, 2 * value)
