@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct, real weights, against float64 logits: every KV mode, policy and kernel path.
 
 Logits are f32 sums of up to 1,536 products through 30 layers; the reference is float64.  The bound of 0.02 is the
-issue's; the largest difference is printed (``-rP`` shows it) and stands in the README.
+issue's; the largest difference is printed (``-rP`` shows it) and stands in docs/launch.md.
 """
 
 import json
