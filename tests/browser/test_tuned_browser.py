@@ -87,20 +87,23 @@ def other_choices(text: str, record: dict[str, Any]) -> str:
     adapter = record["environment"]["adapter"]
     assert own["adapter"]["architecture"] == adapter["architecture"]
     lanes = own["adapter"]["subgroup_size"]
+    lanes = lanes if lanes == 4 else 0
     shared = {
         "kernel": "matmul_quad",
         "before": "",
-        "subgroup": lanes if lanes == 4 else 0,
+        "subgroup": lanes,
+        "arithmetic": "f32",
         "us": 9.5,
         "default_us": 10.5,
     }
+    spread = {"wide": 4, "splits": 1, "ahead": 0, "arithmetic": "f32"}
     shapes = [
         ("plain", "u4m", 576, 960), ("residual", "u4m", 576, 576), ("swiglu", "u4m", 576, 3072),
         ("residual", "u4m", 1536, 576), ("plain", "u8", 576, 49152),
     ]  # fmt: skip
     own["choices"] = [
         {**shared, "after": after, "format": kind, "k": k, "n": n,
-         "spread": {"wide": 4, "per": PER.get(after, 6), "splits": 1}}
+         "spread": {**spread, "per": PER.get(after, 6)}}
         for after, kind, k, n in shapes
     ]  # fmt: skip
     return json.dumps(document)
