@@ -129,7 +129,7 @@ def tuning_lines(outcome: Record) -> list[str]:
         around = f"{row['before']} + {row['after']}" if row["before"] else row["after"]
         spread = ", ".join(f"{name} {value}" for name, value in row["spread"].items())
         product = f"{around}, {row['format']} [{row['n']:,} x {row['k']:,}]"
-        lines.append(f"  {product}: {row['default_us']:.3g} -> {row['us']:.3g} us with {spread}")
+        lines.append(f"  {product}: {row['default_us']:,.1f} -> {row['us']:,.1f} us with {spread}")
     return lines
 
 

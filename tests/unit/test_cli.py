@@ -179,7 +179,7 @@ def test_what_was_tuned_is_kept_in_a_file_and_used(tmp_path: Path, monkeypatch: 
     assert done.exit_code == 0, done.output
     assert "a [kernel] was refused" in done.stderr
     assert "tuning: 4 of 5 products measured; for 1 another way" in done.stderr
-    assert "norm + swiglu, u4 [16,384 x 2,048]: 31 -> 27.5 us with wide 8, per 2" in done.stderr
+    assert "norm + swiglu, u4 [16,384 x 2,048]: 31.0 -> 27.5 us with wide 8, per 2" in done.stderr
     assert page.remembered is None
     assert file.read_text() == "what was tuned"
     assert page.scenarios[0].fields["tune_ms"] == "5000"

@@ -77,7 +77,7 @@ def test_the_version_is_that_of_the_templates(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_included_part_belongs_to_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     read_text, version = remembered.template, kernels_version()
-    for part in ("formats.wgsl", "reduce.wgsl", "step.wgsl", "matvec.wgsl", "matmul_quad.wgsl"):
+    for part in ("formats.wgsl", "reduce.wgsl", "quantise.wgsl", "step.wgsl", "matvec.wgsl", "matmul_quad.wgsl"):
         monkeypatch.setattr(remembered, "template", lambda name, part=part: read_text(name) + " " * (name == part))
         assert kernels_version() != version
     monkeypatch.setattr(remembered, "template", lambda name: read_text(name) + " " * (name == "argmax.wgsl"))
