@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 class Kv(StrEnum):
-    """How the KV cache is kept: a larger buffer at every step, one that moves when it is full, or one for good."""
+    """How the KV cache is kept: a larger buffer at every step, one that moves when full, one for good, or pages."""
 
     GROW = "grow"
     DONATE = "donate"
     STATIC = "static"
+    PAGED = "paged"
 
 
 @dataclass(frozen=True, slots=True)

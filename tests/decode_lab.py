@@ -6,6 +6,7 @@ or a parameter of another step gives another token.
 """
 
 import asyncio
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -48,46 +49,58 @@ def templates_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepwell.launch.kernel_cache.render", lambda kernel, c: _rendered(kernel, tuple(c.items())))
 
 
+@pytest.fixture(autouse=True)
+def short_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sequences here are short: with these a paged cache has several slabs of them."""
+    monkeypatch.setattr("stepwell.decode.paged_kv.PAGE", 4)
+    monkeypatch.setattr("stepwell.decode.paged_kv.SHORT", 40)
+
+
 def write_model(path: Path) -> Path:
     write_tiny_llama(path, n_layers=LAYERS, n_heads=4, n_kv_heads=2, head_dim=16, vocab=VOCAB, context=CONTEXT)
     return path
 
 
 def meaning(label: str, code: str) -> Kernel | None:
-    """What a kernel of the model does, as ``FakeDevice`` wants it."""
-    kernel, _, constants = label.partition("(")
+    """What a kernel of the model does, as ``FakeDevice`` wants it.  Where K and V are makes no difference."""
     fields = fields_of(code)
     if fields is None:
         return None
-    mask = [int(bool(fields & bit)) for bit in Scalar]
+    kernel, _, constants = label.partition("(")
+    attention = kernel.startswith("attention")
+    label = re.sub(r", (slabs|column)=\w+", "", label)
+    # how many chunks there are, and who says so, is another matter in each KV mode
+    wanted = Scalar.ROWS if kernel == "attention_merge" else fields
+    mask = [int(bool(wanted & bit)) for bit in Scalar]
     residual = "mode=residual" in constants
+    paged = "slabs=" in constants and "slabs=0" not in constants
 
     def run(views: Sequence[memoryview], grid: tuple[int, int, int]) -> None:
         block, *bound = views
-        position, rows, length, draw = block.cast("I")
-        seen = [word * wanted for word, wanted in zip((position, rows, length, draw), mask, strict=True)]
-        crc = zlib.crc32(repr((seen, grid)).encode(), zlib.crc32(label.encode()))
+        position, *_ = scalars = block.cast("I").tolist()
+        seen = [word * wanted for word, wanted in zip(scalars, mask, strict=True)]
+        crc = zlib.crc32(repr((seen, grid[attention:])).encode(), zlib.crc32(label.encode()))
         rows = grid[1]  # of kernels with a row to a workgroup
         if kernel == "embed":
             crc = zlib.crc32(bound[0][: 4 * rows], crc)
             targets = bound[1:2]
         elif kernel == "rope_append":
-            _, qkv, k, v = bound
+            _, qkv, *cache = bound
             crc = zlib.crc32(qkv[:_SEEN], crc)
-            for tensor in (k, v):
-                tensor[position * KV_WIDTH : (position + rows) * KV_WIDTH] = _words(crc, KV_WIDTH * rows)
+            _append(cache, position, rows, paged, crc)
             targets = [qkv]
-        elif kernel.startswith(("attention_quad", "attention_split")):
-            qkv, k, v, *targets = bound
-            end = (position + grid[2]) * KV_WIDTH
-            for view in (qkv[:_SEEN], k[:end], v[:end]):
-                crc = zlib.crc32(view, crc)
+        elif kernel in ("attention_quad", "attention_split"):
+            qkv, partials, normals, *cache = bound
+            later = paged and _spans(cache[0])[0][0] > 0  # slabs: what the launch for earlier ones has left also counts
+            crc = partials.cast("I")[0] if later else zlib.crc32(qkv[:_SEEN], crc)
+            crc ^= _digest(cache, position + grid[2], paged)
+            targets = [partials, normals]
         elif kernel == "argmax" or "stage=pick" in constants:
             *_, source, ids = bound
             ids.cast("I")[0] = zlib.crc32(source[:_SEEN], crc) % VOCAB
             return
         else:
-            for view in bound:
+            for view in bound[:3] if attention else bound:
                 if view.readonly or residual:
                     crc = zlib.crc32(view[:_SEEN], crc)
             targets = [view for view in bound if not view.readonly]
@@ -95,6 +108,39 @@ def meaning(label: str, code: str) -> Kernel | None:
             view[:] = _words(crc, len(view))
 
     return run
+
+
+def _append(cache: Sequence[memoryview], position: int, rows: int, paged: bool, crc: int) -> None:
+    """Write the step's rows of K and V."""
+    k = v = position
+    tensors = cache
+    if paged:
+        table, slab = cache
+        ((first, positions),) = [span for span in _spans(table) if span[0] <= position < sum(span)]
+        assert position + rows <= first + positions, "a step appends to one slab"
+        assert len(slab) == 2 * positions * KV_WIDTH, "the slab that the table says"
+        k, v = position - first, position - first + positions
+        tensors = (slab, slab)
+    for tensor, row in zip(tensors, (k, v), strict=True):
+        tensor[row * KV_WIDTH : (row + rows) * KV_WIDTH] = _words(crc, KV_WIDTH * rows)
+
+
+def _digest(cache: Sequence[memoryview], end: int, paged: bool) -> int:
+    """Of the rows of K and V up to position ``end``: of any part of them it is what makes the whole by exclusive or."""
+    spans, slabs = ([(0, end)], [cache]) if not paged else (_spans(cache[0]), [(slab, slab) for slab in cache[1:]])
+    found = 0
+    for (first, positions), (k, v) in zip(spans, slabs, strict=False):
+        v_rows = positions if paged else 0
+        for row in range(min(end - first, positions)):
+            k_at, v_at = row * KV_WIDTH, (v_rows + row) * KV_WIDTH
+            found ^= zlib.crc32(v[v_at : v_at + KV_WIDTH], zlib.crc32(k[k_at : k_at + KV_WIDTH], first + row))
+    return found
+
+
+def _spans(table: memoryview) -> list[tuple[int, int]]:
+    """(first position, positions) of the slabs in a page table: of four words each, behind four others."""
+    words = table.cast("I")[4:]
+    return [(words[i], words[i + 1]) for i in range(0, len(words), 4) if words[i] < 0xFFFF_FFFF]
 
 
 def _words(crc: int, nbytes: int) -> bytes:
@@ -143,6 +189,12 @@ class DecodeDevice(Guarded):
             self.spoil(self.replays, scalars)
         self.replays += 1
         self._submitted()
+
+    def words(self, buffer: int) -> list[int]:
+        """What a buffer holds."""
+        found = self._objects[buffer]
+        assert isinstance(found, FakeBuffer)
+        return list(memoryview(found.get(0, found.size)).cast("I"))
 
     def _submitted(self) -> None:
         if self.submits == self.dies_at:

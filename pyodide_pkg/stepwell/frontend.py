@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from stepwell.clock import now_ms
-from stepwell.decode.kv_cache import KV_MODES
+from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.kv_pattern import FIRST_POSITIONS, KVPattern
 from stepwell.decode.session import DecodeSession, Generation
 from stepwell.decode.timing import TokenEvent

@@ -24,11 +24,13 @@ GUARD_BYTES = 256
 
 SOURCE = """
 import asyncio
+import struct
 from base64 import b64decode, b64encode
 from dataclasses import replace
 from stepwell import BufferPool, Role, open_device
 from stepwell.errors import StepwellError
 from stepwell.kernels.fused import FusedOps
+from stepwell.kernels.kv import KVShape, KVSlabs, KVTensors, PageTable, table_words
 from stepwell.kernels.ops import Heads, Matrix, Ops
 from stepwell.kernels.tuning import Tuning
 from stepwell.launch.launcher import Launcher
@@ -41,6 +43,7 @@ class Case:
         if tuning.subgroup:  # asked for subgroups: those that this adapter has
             info = device.info
             tuning = replace(tuning, subgroup=info.subgroup_size * (info.subgroup_size == info.subgroup_max_size))
+        self.position = case["position"]
         rec, ops = Recorder(case["position"], case["rows"]), (FusedOps if case["fused"] else Ops)(tuning)
         names = {}
         for name, data in case["buffers"].items():
@@ -51,6 +54,9 @@ class Case:
             names[name] = Matrix(kind, n, k, names[words], names.get(scales))
         for name, geometry in case["heads"].items():
             names[name] = Heads(*geometry)
+        for name, (buffers, positions) in case["kv"].items():
+            buffers = [names[buffer] for buffer in buffers]
+            names[name] = self.slabs(pool, tuning, buffers, positions) if positions else KVTensors(*buffers)
         for operation, args, options in case["calls"]:
             options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
             args = [tuple(arg) if isinstance(arg, list) else arg for arg in args]
@@ -63,6 +69,17 @@ class Case:
         for name, start, nbytes in self.outputs:
             rec.copy(names[name], 0, self.staging, start, nbytes)
         self.step = rec.finish()
+
+    def slabs(self, pool, tuning, buffers, positions):
+        shape = KVShape(1, 0, tuning.slabs, (tuning.attention_chunk, tuning.decode_chunk))
+        spans = [(sum(positions[:i]), count) for i, count in enumerate(positions)]
+        tables = []
+        for group in range(-(-len(spans) // tuning.slabs)):
+            words = table_words(shape, spans, group)
+            tables.append(pool.acquire(4 * len(words), Role.UNIFORM, "page table", host=True))
+            pool.device.write_buffer(tables[-1].id, 0, struct.pack(f"<{len(words)}I", *words))
+        last = next(i for i, (first, count) in enumerate(spans) if self.position < first + count)
+        return KVSlabs(PageTable(shape, tuple(spans), tuple(tables)), buffers, last)
 
     async def run(self, launcher):
         launcher.submit(self.step)
@@ -111,6 +128,7 @@ class Case:
     outputs: tuple[str, ...]  # read back after the step; their contents before are in `buffers`
     matrices: Mapping[str, tuple[str, int, int, str, str]] = field(default_factory=dict)  # format, n, k, words, scales
     heads: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)  # heads, kv_heads, head_dim, rope_dim
+    kv: Mapping[str, tuple[Sequence[str], Sequence[int]]] = field(default_factory=dict)  # buffers, positions of slabs
     position: int = 0
     rows: int = 1
     fused: bool = False  # the calls are FusedOps' methods
@@ -124,9 +142,27 @@ class Case:
             "buffers": {name: _pack(contents) for name, contents in self.buffers.items()},
             "matrices": self.matrices,
             "heads": self.heads,
+            "kv": self.kv,
             "calls": self.calls,
             "outputs": self.outputs,
         }
+
+
+def cache_buffers(k: Contents, v: Contents, slabs: Sequence[int]) -> dict[str, Contents]:
+    """K and V [position][heads][values], as they are or in slabs of so many positions."""
+    if not slabs:
+        return {"k": k, "v": v}
+    assert sum(slabs) == len(k) == len(v)
+    parts = [np.split(tensor, np.cumsum(slabs)[:-1]) for tensor in (k, v)]
+    return {f"slab{i}": np.concatenate(pair) for i, pair in enumerate(zip(*parts, strict=True))}
+
+
+def cache_of(buffers: Mapping[str, Contents], slabs: Sequence[int]) -> tuple[Contents, Contents]:
+    """K and V out of what ``cache_buffers`` made of them."""
+    if not slabs:
+        return buffers["k"], buffers["v"]
+    pairs = [np.split(buffers[f"slab{i}"], 2) for i in range(len(slabs))]
+    return np.concatenate([k for k, _ in pairs]), np.concatenate([v for _, v in pairs])
 
 
 class KernelLab:

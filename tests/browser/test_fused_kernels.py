@@ -12,6 +12,7 @@ import pytest
 
 from stepwell.gpu.device import DeviceInfo
 from stepwell.kernels.fused import FusedOps
+from stepwell.kernels.kv import KVTensors
 from stepwell.kernels.layouts import LAYOUT_OF_FORMAT
 from stepwell.kernels.ops import Heads, Matrix, Ops
 from stepwell.kernels.tuning import tuning_for
@@ -20,7 +21,7 @@ from stepwell.memory.buffer import Buffer, Role
 from stepwell.models.config import LlamaConfig
 from stepwell.models.llama import rope_turns
 from tests.browser.conftest import Lab
-from tests.browser.kernel_lab import Case, KernelLab, is_poison, poison
+from tests.browser.kernel_lab import Case, KernelLab, cache_buffers, cache_of, is_poison, poison
 from tests.browser.test_kernels import assert_within, f32, matrix_entry, packed, random_of
 from tests.reference import kernels as reference
 from tests.reference.kernels import U
@@ -30,13 +31,13 @@ pytestmark = pytest.mark.browser
 GPU = replace(
     tuning_for(DeviceInfo("", "", "a GPU", False, {}, frozenset())),
     argmax_parts=4, decode_chunk=32, attention_threads=32, attention_lanes=4, attention_shares=3,
-    workgroups=4, decode_ahead=2,
+    workgroups=4, decode_ahead=2, slabs=2,
 )  # fmt: skip
 TUNINGS = {
     "plain": replace(GPU, subgroup=0, decode_threads=64, decode_widest=8, attention_threads=24),
     "subgroups": replace(GPU, subgroup=4, decode_wide=2, decode_widest=2, decode_threads=16),  # two sets in a subgroup
     # two subgroups in a set; all blocks ahead; too little memory for the values of all query heads at once
-    "wide": replace(GPU, subgroup=4, decode_threads=32, decode_widest=8, decode_ahead=9, workgroup_bytes=1),
+    "wide": replace(GPU, subgroup=4, decode_threads=32, decode_widest=8, decode_ahead=9, workgroup_bytes=1, slabs=1),
     "wider": replace(GPU, subgroup=4, decode_threads=64, workgroups=2),  # as wide as the outputs allow
     "integers": replace(GPU, subgroup=4, dot4=True, decode_threads=32, decode_widest=8, attention_threads=64),
 }
@@ -131,6 +132,7 @@ class Qkv(NamedTuple):
     tuning: str
     heads: tuple[int, int, int, int]  # heads, kv_heads, head_dim, rope_dim
     position: int
+    slabs: tuple[int, ...] = ()  # positions of each
 
 
 QKVS = [Qkv(tuning, (4, 2, 16, 16), position) for tuning in TUNINGS for position in (0, 777)]
@@ -146,7 +148,8 @@ def qkv_case(shape: Qkv) -> Case:
         hidden_size=32, n_layers=1, n_heads=heads, n_kv_heads=kv_heads, head_dim=rope_dim, ffn_size=32, vocab_size=1,
         context_length=1, rope_theta=THETA, rope_dim=rope_dim, rms_eps=EPS, tied_embeddings=True,
     )  # fmt: skip
-    cache = poison(shape.position + 3, kv_heads, head_dim)
+    cache = poison(sum(shape.slabs) or shape.position + 3, kv_heads, head_dim)
+    caches = cache_buffers(cache, cache, shape.slabs)
     return Case(
         TUNINGS[shape.tuning],
         {
@@ -155,17 +158,17 @@ def qkv_case(shape: Qkv) -> Case:
             "digits": np.frombuffer(rope_turns(config), dtype=np.float32),
             "turns": poison(rope_dim),
             "q": poison(heads, head_dim),
-            "k": cache,
-            "v": cache,
+            **caches,
             **packed(reference.random_blocks("Q4_1", n, HIDDEN, random_of(shape)), "Q4_1", LAYOUT_OF_FORMAT["Q4_1"]),
         },
         [
             ("rope_turns", ("digits", "turns", "geometry"), {}),
-            ("norm_qkv", ("x", "weight", EPS, "w", "turns", "q", "k", "v", "geometry"), {}),
+            ("norm_qkv", ("x", "weight", EPS, "w", "turns", "q", "kv", "geometry"), {}),
         ],
-        ("q", "k", "v"),
+        ("q", *caches),
         {"w": matrix_entry(LAYOUT_OF_FORMAT["Q4_1"], n, HIDDEN)},
         {"geometry": shape.heads},
+        {"kv": (tuple(caches), shape.slabs)},
         position=shape.position,
         fused=True,
     )
@@ -191,11 +194,12 @@ def test_norm_qkv(kernels: KernelLab, shape: Qkv) -> None:
         spread = error[0].reshape(*error[0].shape[:-1], -1, 2).sum(axis=-1).repeat(2, axis=-1)
         assert_within(found, expected, spread + (ones * (5**0.5 + 1) + 5**0.5) * 1.01 * U * length)
 
+    k, v = cache_of(got, shape.slabs)
     check(got["q"], rows[:, :heads], error[:, :heads])
-    check(got["k"][shape.position], rows[:, heads : heads + kv_heads], error[:, heads : heads + kv_heads])
-    assert_within(got["v"][shape.position], rows[0, heads + kv_heads :], error[0, heads + kv_heads :])
-    for name in ("k", "v"):
-        rest = np.delete(got[name], shape.position, axis=0)
+    check(k[shape.position], rows[:, heads : heads + kv_heads], error[:, heads : heads + kv_heads])
+    assert_within(v[shape.position], rows[0, heads + kv_heads :], error[0, heads + kv_heads :])
+    for name, tensor in (("k", k), ("v", v)):
+        rest = np.delete(tensor, shape.position, axis=0)
         assert is_poison(rest).all(), f"{name} has changed at other positions"
 
 
@@ -205,14 +209,20 @@ class Attention(NamedTuple):
     length: int
     top: float = 0.0
     window: int = 0
+    slabs: tuple[int, ...] = ()  # positions of each
 
 
+SLABS = (48, 16, 32, 144, 16, 16, 64)  # of a paged cache: more than a launch binds, tiles that end with their slab
 ATTENTIONS = [
     *(Attention(tuning, (4, 2, 16), length) for tuning in TUNINGS for length in (1, 31, 32, 33, 130)),
     *(Attention("subgroups", heads, 70) for heads in ((9, 3, 64), (8, 1, 32), (3, 3, 24))),
     *(Attention(tuning, (4, 2, 16), 100, top=80) for tuning in TUNINGS),
     *(Attention(tuning, (4, 2, 16), 200, window=window) for tuning in TUNINGS for window in (1, 50, 300)),
     Attention("integers", (8, 4, 16), 700),  # several tiles for each share
+    *(Attention(tuning, (4, 2, 16), length, slabs=SLABS) for tuning in TUNINGS for length in (1, 96, 97, 290)),
+    *(Attention("subgroups", heads, 250, slabs=SLABS) for heads in ((9, 3, 64), (3, 3, 24))),
+    *(Attention(tuning, (4, 2, 16), 250, window=100, slabs=SLABS) for tuning in ("wide", "integers")),
+    Attention("integers", (8, 4, 16), 70, slabs=(96,)),
 ]
 OUT = 24  # outputs of the product behind attention
 
@@ -221,32 +231,33 @@ def attention_case(shape: Attention) -> Case:
     heads, kv_heads, head_dim = shape.heads
     random = random_of(shape)
     q = random.normal(size=(1, heads, head_dim))
-    cache = {name: poison(shape.length + 2, kv_heads, head_dim).copy() for name in "kv"}
+    cache = {name: poison(sum(shape.slabs) or shape.length + 2, kv_heads, head_dim).copy() for name in "kv"}
     for contents in cache.values():
         contents[: shape.length] = random.normal(size=(shape.length, kv_heads, head_dim))
     if shape.top:
         k, v = (cache[name][: shape.length] for name in "kv")
         q *= shape.top / np.abs(reference.attention(q, k, v, shape.length - 1).scores).max()
     tuning = TUNINGS[shape.tuning]
-    chunks = min(-(-shape.length // tuning.decode_chunk), tuning.attention_shares)
+    tiles = sum(-(-positions // tuning.decode_chunk) for positions in shape.slabs or (shape.length,))
+    chunks = min(tiles, tuning.attention_shares)
+    caches = cache_buffers(cache["k"], cache["v"], shape.slabs)
     partials, normals = Ops(tuning).partials_bytes(Heads(*shape.heads, head_dim), (1, chunks))
     k_size = heads * head_dim // 32 * 32
     identity = np.eye(heads * head_dim, dtype=np.float32)
     assert k_size == heads * head_dim or head_dim == 24
-    buffers = {"q": f32(q[0]), **cache, "partials": poison(partials // 4), "normals": poison(normals // 4)}
-    calls = [("attention", ("q", "k", "v", "partials", "normals", "geometry", (1, chunks)), {})]
+    buffers = {"q": f32(q[0]), **caches, "partials": poison(partials // 4), "normals": poison(normals // 4)}
+    calls = [("attention", ("q", "kv", "partials", "normals", "geometry", (1, chunks)), {})]
     outputs: tuple[str, ...] = ("partials", "normals")
     matrices = {}
     if k_size == heads * head_dim:
         words, _ = reference.repack("F32", identity.view(np.uint8).reshape(heads * head_dim, -1))
         buffers |= {"words": words, "y": np.zeros(heads * head_dim, dtype=np.float32)}
-        calls.append(("merged_product", ("partials", "normals", "w", "y", "geometry"), {}))
+        calls.append(("merged_product", ("partials", "normals", "kv", "w", "y", "geometry"), {}))
         outputs = ("y",)
         matrices = {"w": matrix_entry(LAYOUT_OF_FORMAT["F32"], heads * head_dim, heads * head_dim)}
     return Case(
         tuning, buffers, calls, outputs, matrices, {"geometry": (*shape.heads, head_dim, shape.window)},
-        position=shape.length - 1,
-        fused=True,
+        {"kv": (tuple(caches), shape.slabs)}, position=shape.length - 1, fused=True,
     )  # fmt: skip
 
 
@@ -256,7 +267,7 @@ def test_attention(kernels: KernelLab, shape: Attention) -> None:
     case, got = kernels.run(attention_case, ATTENTIONS, shape)
     heads, _, head_dim = shape.heads
     queries = case.buffers["q"][None].astype(np.float64)
-    k, v = (case.buffers[name][: shape.length].astype(np.float64) for name in "kv")
+    k, v = (tensor[: shape.length].astype(np.float64) for tensor in cache_of(case.buffers, shape.slabs))
     exact = reference.attention(queries, k, v, shape.length - 1, shape.window)
     score_error = (head_dim + 2) * U * exact.magnitude.max(axis=-1, keepdims=True)
     distance = -np.log(np.where(exact.weights > 0, exact.weights, 1))
@@ -278,7 +289,7 @@ def test_one_launch_within_the_limits_of_every_device() -> None:
     rec, buffer = Recorder(7), Buffer(1, 1 << 30, 1 << 30, Role.ACTIVATION)
     fused, heads = FusedOps(GPU), Heads(24, 8, 128, 96)
     matrix = Matrix(LAYOUT_OF_FORMAT["Q4_0"].name, 5120, 3072, buffer, buffer)
-    fused.norm_qkv(rec, buffer, buffer, EPS, matrix, buffer, buffer, buffer, buffer, heads)
+    fused.norm_qkv(rec, buffer, buffer, EPS, matrix, buffer, buffer, KVTensors(buffer, buffer), heads)
     (launch,) = [command for command in rec.finish().commands if isinstance(command, Launch)]
     assert launch.grid[1:] == (1, 1)
     assert len(launch.buffers) <= 8  # maxStorageBuffersPerShaderStage

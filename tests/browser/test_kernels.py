@@ -24,7 +24,7 @@ from stepwell.kernels.tuning import Tuning, tuning_for
 from stepwell.models.config import LlamaConfig
 from stepwell.models.llama import rope_turns
 from tests.browser.conftest import Lab
-from tests.browser.kernel_lab import Case, Contents, KernelLab, is_poison, poison
+from tests.browser.kernel_lab import Case, Contents, KernelLab, cache_buffers, cache_of, is_poison, poison
 from tests.reference import kernels as reference
 from tests.reference.kernels import Array, U
 
@@ -371,6 +371,7 @@ class Rope(NamedTuple):
     rows: int = 1
     scale: float = 1.0
     long_from: int = 0
+    slabs: tuple[int, ...] = ()  # positions of each
 
     @property
     def divisor(self) -> float:
@@ -388,6 +389,12 @@ ROPES = [
     Rope("split", (3, 1, 24, 24), 50, 2),  # fewer pairs than a workgroup's threads
     *(Rope("quad", (4, 2, 16, 12), position, 2, 1.1875, long_from) for position in (62, 63) for long_from in (0, 65)),
     Rope("split", (4, 2, 16, 12), 5, 3, 1.1875, 1),
+    *(Rope(tuning, (4, 2, 16, 16), 40, 3, slabs=(32, 16, 48)) for tuning in ("quad", "split")),
+    *(
+        Rope(tuning, (4, 2, 16, 16), position, slabs=(32, 16, 48))
+        for tuning in ("quad", "split")
+        for position in (0, 95)
+    ),
 ]
 SLOWER = 2.5  # the second table's frequencies are divided by that
 THETA = 10_000.0
@@ -397,7 +404,8 @@ SPARE = 3  # positions of the cache behind the step's
 def rope_case(shape: Rope) -> Case:
     heads, kv_heads, head_dim, rope_dim = shape.heads
     qkv = f32(random_of(shape).normal(size=(shape.rows, heads + 2 * kv_heads, head_dim)))
-    cache = poison(shape.position + shape.rows + SPARE, kv_heads, head_dim)
+    cache = poison(sum(shape.slabs) or shape.position + shape.rows + SPARE, kv_heads, head_dim)
+    caches = cache_buffers(cache, cache, shape.slabs)
     config = LlamaConfig(
         hidden_size=32, n_layers=1, n_heads=heads, n_kv_heads=kv_heads, head_dim=rope_dim, ffn_size=32, vocab_size=1,
         context_length=1, rope_theta=THETA, rope_dim=rope_dim, rms_eps=EPS, tied_embeddings=True,
@@ -406,10 +414,11 @@ def rope_case(shape: Rope) -> Case:
     turns = np.frombuffer(rope_turns(config, factors), dtype=np.float32)
     return Case(
         TUNINGS[shape.tuning],
-        {"turns": turns, "qkv": qkv, "k": cache, "v": cache},
-        [("rope_append", ("turns", "qkv", "k", "v", "geometry", shape.rows, shape.long_from), {})],
-        ("qkv", "k", "v"),
+        {"turns": turns, "qkv": qkv, **caches},
+        [("rope_append", ("turns", "qkv", "kv", "geometry", shape.rows, shape.long_from), {})],
+        ("qkv", *caches),
         heads={"geometry": (*shape.heads, 0, shape.scale)},
+        kv={"kv": (tuple(caches), shape.slabs)},
         position=shape.position,
         rows=shape.rows,
     )
@@ -437,12 +446,13 @@ def test_rope_append(kernels: KernelLab, shape: Rope) -> None:
         assert_within(rotated, expected, (ones * (5**0.5 + 1) + 5**0.5) * 1.01 * U * length)
         np.testing.assert_array_equal(rotated[..., rope_dim:], original[..., rope_dim:])
 
+    k, v = cache_of(got, shape.slabs)
     check(got["qkv"][:, :heads], queries)
-    check(got["k"][positions], keys)
-    np.testing.assert_array_equal(got["v"][positions], values)
+    check(k[positions], keys)
+    np.testing.assert_array_equal(v[positions], values)
     np.testing.assert_array_equal(got["qkv"][:, heads:], before[:, heads:])
-    for name in ("k", "v"):
-        assert is_poison(np.delete(got[name], positions, axis=0)).all(), f"{name} has changed at other positions"
+    for name, tensor in (("k", k), ("v", v)):
+        assert is_poison(np.delete(tensor, positions, axis=0)).all(), f"{name} has changed at other positions"
 
 
 class Attention(NamedTuple):
@@ -452,6 +462,10 @@ class Attention(NamedTuple):
     rows: int = 1
     top: float = 0.0  # the largest score, if it is not to be what it is
     window: int = 0
+    slabs: tuple[int, ...] = ()  # positions of each
+
+
+SLABS = (48, 16, 32, 144, 16, 16, 64)  # of a paged cache: more than a launch binds, chunks that end with their slab
 
 
 def attentions(tuning: str) -> list[Attention]:
@@ -469,6 +483,18 @@ def attentions(tuning: str) -> list[Attention]:
     shapes += [Attention(tuning, heads, position, 3, top=80) for heads in (small, thin) for position in (0, 140)]
     shapes += [Attention(tuning, small, position, 5, window=window) for position in (0, 130) for window in (1, 3, 40)]
     shapes += [Attention(tuning, thin, 300, window=window) for window in (2, 45, 128, 300, 301)]  # of 301 positions
+    paged = [
+        (small, 0, 1),
+        (small, 95, 1),
+        (small, 96, 1),
+        (model, 299, 1),
+        (thin, 335, 1),
+        (small, 61, 7),
+        (many, 30, 5),
+    ]
+    shapes += [Attention(tuning, heads, position, rows, slabs=SLABS) for heads, position, rows in paged]
+    shapes += [Attention(tuning, thin, 250, 3, window=window, slabs=SLABS) for window in (2, 45, 200)]
+    shapes += [Attention(tuning, small, 200, top=80, slabs=SLABS), Attention(tuning, small, 90, 6, slabs=(96,))]
     return shapes
 
 
@@ -480,7 +506,7 @@ def attention_case(shape: Attention) -> Case:
     random = random_of(shape)
     length = shape.position + shape.rows
     qkv = random.normal(size=(shape.rows, heads + 2 * kv_heads, head_dim))
-    cache = {name: poison(length + SPARE, kv_heads, head_dim).copy() for name in "kv"}
+    cache = {name: poison(sum(shape.slabs) or length + SPARE, kv_heads, head_dim).copy() for name in "kv"}
     for contents in cache.values():
         contents[:length] = random.normal(size=(length, kv_heads, head_dim))
         if shape.window:
@@ -489,16 +515,18 @@ def attention_case(shape: Attention) -> Case:
         scores = reference.attention(qkv[:, :heads], cache["k"][:length], cache["v"][:length], shape.position).scores
         qkv *= shape.top / np.abs(scores).max()
     tuning = TUNINGS[shape.tuning]
-    chunks = -(-length // tuning.attention_chunk)
+    chunks = sum(-(-positions // tuning.attention_chunk) for positions in shape.slabs or (length,))
     partials, normals = Ops(tuning).partials_bytes(Heads(*shape.heads, head_dim), (shape.rows, chunks))
     out = poison(shape.rows, heads, head_dim)
-    arguments = ("qkv", "k", "v", "partials", "normals", "out", "geometry")
+    arguments = ("qkv", "kv", "partials", "normals", "out", "geometry")
+    caches = cache_buffers(cache["k"], cache["v"], shape.slabs)
     return Case(
         tuning,
-        {"qkv": f32(qkv), **cache, "partials": poison(partials // 4), "normals": poison(normals // 4), "out": out},
+        {"qkv": f32(qkv), **caches, "partials": poison(partials // 4), "normals": poison(normals // 4), "out": out},
         [("attention", arguments, {"rows": shape.rows})],
         ("out", "partials", "normals"),
         heads={"geometry": (*shape.heads, head_dim, shape.window)},
+        kv={"kv": (tuple(caches), shape.slabs)},
         position=shape.position,
         rows=shape.rows,
     )
@@ -517,7 +545,7 @@ def test_attention(kernels: KernelLab, shape: Attention) -> None:
     heads, _, head_dim = shape.heads
     length = shape.position + shape.rows
     queries = case.buffers["qkv"][:, :heads].astype(np.float64)
-    k, v = (np.nan_to_num(case.buffers[name][:length].astype(np.float64)) for name in "kv")
+    k, v = (np.nan_to_num(tensor[:length].astype(np.float64)) for tensor in cache_of(case.buffers, shape.slabs))
     exact = reference.attention(queries, k, v, shape.position, shape.window)
     assert shape.top == pytest.approx(0.0) or np.abs(exact.scores).max() == pytest.approx(shape.top, rel=1e-3)
     score_error = (head_dim + 2) * U * exact.magnitude.max(axis=-1, keepdims=True)

@@ -46,12 +46,12 @@ async def main(args):
         return [sizes, report.reserved_bytes, report.in_use_bytes, count_proxies()]
 
     engines = frontend._engines
-    for kv in ("grow", "donate", "static"):  # compile, import, fill caches
+    for kv in ("grow", "donate", "static", "paged"):  # compile, import, fill caches
         await run(kv, 3, "adaptive")
         await run(kv, 3, "adaptive", temperature=1.0)
     before = state()
     produced = []
-    for kv in ("grow", "donate", "static"):
+    for kv in ("grow", "donate", "static", "paged"):
         produced.append(await run(kv, args["tokens"], "adaptive"))
         produced.append(await run(kv, 20, "disabled"))
         produced.append(await run(kv, 20, "adaptive", temperature=1.0, seed=7))
@@ -66,7 +66,7 @@ def test_300_tokens_leave_nothing(lab: Lab, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_llama(path, n_layers=4, context=512)
     result = lab.run(SOURCE, model=encode(path.read_bytes()), tokens=300)
-    assert result["produced"] == [300, 20, 20] * 3
+    assert result["produced"] == [300, 20, 20] * 4
     assert result["after"] == result["before"]
     assert result["closed"] == {"buffers": 0, "pipelines": 0, "bind_groups": 0, "plans": 0}
     assert result["left"] == 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.site import Site
-from stepwell.decode.kv_cache import KV_MODES
+from stepwell.decode.kv_modes import KV_MODES
 from stepwell.memory.policies import POLICIES
 from tests.browser.conftest import Lab
 
@@ -42,6 +42,14 @@ async def main(args):
     sys.lab_messages.clear()
     await sys.lab_frontend.run(json.dumps(args))
     return next(m for m in sys.lab_messages if m["type"] in ("done", "error"))
+"""
+
+
+SHORT_SLABS = """
+from stepwell.decode import paged_kv
+
+async def main(args):
+    paged_kv.SHORT, paged_kv.PAGE = args["short"], args["page"]
 """
 
 
@@ -88,7 +96,7 @@ def test_ids_and_logits(model: Lab, prompt: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv", "policy"), [*product(("grow", "static"), POLICIES), ("donate", "adaptive"), ("donate", "bucket")]
+    ("kv", "policy"), [*product(("grow", "static"), POLICIES), *product(("donate", "paged"), ("adaptive", "bucket"))]
 )
 def test_same_ids_under_every_policy(model: Lab, kv: str, policy: str) -> None:
     """64 ids chosen on the GPU, under each policy and KV mode; what the pool did is what the policy says."""
@@ -120,7 +128,7 @@ def test_same_ids_under_every_policy(model: Lab, kv: str, policy: str) -> None:
         assert set(steady) == ({10} if kv == "grow" else {0})
     if policy == "disabled":
         assert min(created) >= (60 if kv == "grow" else 0)  # the other buffers of a decode step stay with the session
-    if kv == "static":
+    if kv in ("static", "paged"):  # of 101 positions, which one slab has
         assert recorded == {1}
         assert [token["replayed"] for token in tokens[2:]] == [1] * 62
 
@@ -210,6 +218,25 @@ def test_ids_chosen_on_the_gpu_of_other_paths(model: Lab, lanes: int, name: str,
     assert record["token_ids"] == PROMPTS["france"]["ban_eog"]["ids"][:8]
     live = [token for token in record["tokens"][1:] if token["refused"] != "recorded"]
     assert {token["launches"] for token in live} == {PATHS[name][1]}
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("", 64), ("quad, fused, subgroups", 24)])
+def test_pages_over_several_slabs(model: Lab, lanes: int, name: str, tokens: int) -> None:
+    """Stored logits, with slabs as small as if a short sequence were a long one."""
+    options = options_of(name, lanes) if name else {}
+    model.run(SHORT_SLABS, short=40, page=4)
+    try:
+        record = run(model, "france", tokens=tokens, kv="paged", top_logits=8, ban_eos=True, launch=options)
+    finally:
+        model.run(SHORT_SLABS, short=1000, page=16)
+    expected = PROMPTS["france"]["ban_eog"]
+    assert record["token_ids"] == expected["ids"][:tokens]
+    worst = largest_difference(record, expected)
+    assert worst <= LOGIT_TOLERANCE
+    launches = [token["launches"] for token in record["tokens"][1:] if token["refused"] != "recorded"]
+    slabs = 1 + (launches[-1] - launches[0]) // 30  # on a CPU adapter attention has a launch for each
+    print(f"{name}: largest logit difference {worst:.2e} with up to {slabs} slabs")
+    assert slabs > 3 or not record["environment"]["adapter"]["is_software"]
 
 
 TOGETHER = """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.decode.kv_cache import KV_MODES
+from stepwell.decode.kv_modes import KV_MODES
 from stepwell.errors import BadRequest, ContextFull
 from stepwell.launch.options import LaunchOptions
 from tests.decode_lab import CONTEXT, DecodeLab, ids, templates_rendered_once, tokens, write_model

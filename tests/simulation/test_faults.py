@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from stepwell.decode.kv_cache import KV_MODES, GrowKV
+from stepwell.decode.kv_cache import GrowKV
+from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.session import DecodeSession, Generation, TokenEvent
 from stepwell.errors import BudgetExceeded, DeviceLost, OutOfMemory, PoolError
 from stepwell.gpu.device import BufferUsage
 from stepwell.gpu.fake_device import FakeDevice
 from stepwell.gpu.fake_objects import FakeBuffer
+from stepwell.kernels.kv import KVShape
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.recorder import Recorder
 from stepwell.memory.buffer import Buffer, Role, State, Zero
@@ -74,7 +76,7 @@ class Decode:
         self.open()
 
     def open(self) -> None:
-        self.cache = GrowKV(self.pool, LAYERS, WIDTH, 64)
+        self.cache = GrowKV(self.pool, KVShape(LAYERS, WIDTH), 64)
         self.row = self.pool.acquire(WIDTH, Role.ACTIVATION, "row", host=True)
         self.staging = self.pool.acquire(WIDTH, Role.STAGING, "readback")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.decode.kv_cache import KV_MODES
+from stepwell.decode.kv_modes import KV_MODES
 from stepwell.errors import BadRequest
 from stepwell.gpu.fake_device import FAKE_INFO
 from stepwell.launch.options import LaunchOptions, Switch

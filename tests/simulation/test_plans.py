@@ -9,19 +9,21 @@ from typing import Any
 
 import pytest
 
-from stepwell.decode.kv_cache import KV_MODES, GrowKV
+from stepwell.decode.kv_cache import GrowKV
+from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.session import DecodeSession, Generation, TokenEvent
 from stepwell.errors import UsageError
 from stepwell.gpu.device import Device
 from stepwell.gpu.fake_device import FakeDevice
 from stepwell.gpu.fake_objects import FakeBuffer
+from stepwell.kernels.kv import KVShape
 from stepwell.launch.options import ABLATION, LaunchOptions, Params
 from stepwell.launch.plan import DEFAULT_PLANS
 from stepwell.memory.buffer import Role
 from stepwell.memory.pool import BufferPool
-from tests.decode_lab import DecodeLab, ids, templates_rendered_once, tokens, write_model
+from tests.decode_lab import DecodeLab, ids, short_slabs, templates_rendered_once, tokens, write_model
 
-__all__ = ["templates_rendered_once"]  # a fixture for every test here
+__all__ = ["short_slabs", "templates_rendered_once"]  # fixtures for every test here
 PROMPT = [5, 6, 7]
 MAIN = ABLATION[0][1]
 COUNT = 150
@@ -490,7 +492,7 @@ def test_what_a_step_brings_back_is_in_the_key(model: Path, expected: Sequence[T
 def test_past_and_present_are_in_the_key() -> None:
     """The same present behind another past is another step."""
     pool = BufferPool(FakeDevice(), "exact")
-    cache = GrowKV(pool, 1, 256, 8)
+    cache = GrowKV(pool, KVShape(1, 256), 8)
     sets = [cache.extend(1), cache.extend(1), cache.extend(1)]
     assert cache.key == tuple(buffer.id for pairs in sets[1:] for pair in pairs for buffer in pair)
     cache.commit()

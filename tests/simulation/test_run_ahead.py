@@ -4,12 +4,13 @@ import asyncio
 import gc
 from collections.abc import Sequence
 from contextlib import aclosing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepwell.decode.kv_cache import KV_MODES
+from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.sampling import Sampling
 from stepwell.decode.session import DecodeSession, Generation, TokenEvent
 from stepwell.errors import BadRequest, BudgetExceeded, ContextFull, DeviceLost
@@ -17,9 +18,18 @@ from stepwell.gpu.fake_objects import FakeBuffer
 from stepwell.launch.counters import COUNTERS
 from stepwell.launch.options import ABLATION, LaunchOptions
 from stepwell.memory.buffer import Role
-from tests.decode_lab import DecodeDevice, DecodeLab, ids, templates_rendered_once, tokens, write_model
+from tests.decode_lab import (
+    LAYERS,
+    DecodeDevice,
+    DecodeLab,
+    ids,
+    short_slabs,
+    templates_rendered_once,
+    tokens,
+    write_model,
+)
 
-__all__ = ["templates_rendered_once"]  # a fixture for every test here
+__all__ = ["short_slabs", "templates_rendered_once"]  # fixtures for every test here
 
 PROMPT = [5, 6, 7]
 NEXT = [9, 8]
@@ -461,7 +471,9 @@ def test_the_tokens_counters_add_up_to_the_launchers(model: Path, kv: str, depth
             assert sum(e.counters.buffers_created for e in events if e.counters) <= lab.pool.created - created
             if not options.replay:
                 launches = [event.counters.launches for event in events[1:] if event.counters]
-                assert len(set(launches)) == 1, "each token has the cost of its own step"
+                assert launches == sorted(launches), "each token has the cost of its own step"
+                more = {b - a for a, b in pairwise(launches)} - {0}
+                assert more <= ({LAYERS} if kv == "paged" else set()), "one for a slab, in each layer"
 
     asyncio.run(run())
 

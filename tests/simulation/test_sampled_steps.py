@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.decode.kv_cache import KV_MODES
+from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.sampling import Sampling
 from stepwell.decode.session import Generation, TokenEvent
 from stepwell.errors import BadRequest

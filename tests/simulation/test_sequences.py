@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.decode.kv_cache import KV_MODES
+from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.session import DecodeSession, Generation, TokenEvent
 from stepwell.errors import BadRequest
 from stepwell.gpu.device import Layout

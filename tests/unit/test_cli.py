@@ -50,7 +50,7 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 REFUSED = {
     "policy": (["--prompt", "x", "--policy", "nope"], "adaptive"),
-    "kv": (["--prompt", "x", "--kv", "paged"], "grow"),
+    "kv": (["--prompt", "x", "--kv", "endless"], "grow"),
     "no prompt": ([], "--prompt"),
     "two prompts": (["--prompt", "x", "--prompt-file", "y"], "--prompt-file"),
     "prompt file": (["--prompt-file", "/gone.txt"], "/gone.txt"),

@@ -11,7 +11,7 @@ import pytest
 
 from harness import record as records
 from stepwell.clock import now_ms
-from stepwell.decode.kv_cache import KV_MODES
+from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.kv_pattern import KVPattern
 from stepwell.engines import ENGINES, Engines
 from stepwell.errors import BadRequest

@@ -11,7 +11,7 @@ import pytest
 from harness import record as records
 from harness.errors import RunError
 from harness.scenario import Kv
-from stepwell.decode.kv_cache import KV_MODES
+from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.timing import StepCounters, StepTiming
 from stepwell.launch.options import LaunchOptions
 from stepwell.memory.buffer import Role
@@ -54,7 +54,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "missing": (lambda r: r.pop("memory"), "memory"),
     "unknown": (lambda r: r.update(extra=1), "extra"),
     "finish": (lambda r: r.update(finish_reason="tired"), r"\$\.finish_reason"),
-    "kv": (lambda r: r["scenario"].update(kv="paged"), r"\$\.scenario\.kv"),
+    "kv": (lambda r: r["scenario"].update(kv="endless"), r"\$\.scenario\.kv"),
     "negative": (lambda r: r["tokens"][1].update(ms=-1), r"\$\.tokens\[1\]\.ms"),
     "fraction": (lambda r: r["tokens"][1].update(launches=1.5), r"\$\.tokens\[1\]\.launches"),
     "counter": (lambda r: r["tokens"][0].pop("pool_hits"), "pool_hits"),

@@ -6,7 +6,8 @@ import pytest
 
 from stepwell.gpu.device import DeviceInfo
 from stepwell.kernels.fused import FusedOps, default_spread
-from stepwell.kernels.ops import Matrix, ceil_div
+from stepwell.kernels.kv import ceil_div
+from stepwell.kernels.ops import Matrix
 from stepwell.kernels.tuning import ProductKey, Spread, Tuning, tuning_for
 from stepwell.launch.recorder import Launch, Recorder
 from stepwell.memory.buffer import Buffer, Role

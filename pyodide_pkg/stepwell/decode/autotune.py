@@ -14,6 +14,7 @@ from stepwell.clock import now_ms
 from stepwell.errors import DeviceLost, ShaderError
 from stepwell.gpu.device import BindingType
 from stepwell.kernels.candidates import alternatives, is_product, key_of, respread, spread_of
+from stepwell.kernels.kv import KVTensors
 from stepwell.kernels.remembered import Choice
 from stepwell.kernels.tuning import ProductKey, Spread
 from stepwell.launch.assembly import Assembly
@@ -129,9 +130,10 @@ class Autotuner:
         """The launches of the step, of all layers, by product."""
         model, scratch, end = self._model, self._scratch, self._position + 1
         rec = Recorder(self._position, 1, self._launcher.shapes)
-        k, v = (scratch.acquire(model.kv_width_bytes * end, name) for name in ("k", "v"))
-        ids, pairs = scratch.acquire(4, "ids"), [(k, v)] * model.config.n_layers
-        model.steps(self._launcher).record(rec, scratch, ids, pairs, reach=end, want_logits=True)
+        width_bytes = model.kv_shape(self._launcher).width_bytes
+        kv = KVTensors(scratch.acquire(width_bytes * end, "k"), scratch.acquire(width_bytes * end, "v"))
+        ids, layers = scratch.acquire(4, "ids"), [kv] * model.config.n_layers
+        model.steps(self._launcher).record(rec, scratch, ids, layers, reach=end, want_logits=True)
         found: dict[ProductKey, list[Launch]] = {}
         for command in rec.finish().commands:
             if isinstance(command, Launch) and is_product(command.variant):

@@ -6,15 +6,15 @@ under way; they commit in order, or are all abandoned.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Protocol
 
 from stepwell.errors import ContextFull
+from stepwell.kernels.kv import KVShape, KVTensors, LayerKV
 from stepwell.launch.recorder import Recorder
 from stepwell.memory.buffer import Buffer, Role, Zero
 from stepwell.memory.pool import BufferPool
 
-Pair = tuple[Buffer, Buffer]
 AHEAD_STEPS = 4  # how long before a tensor outgrows its buffer the next one is made
 DONATE_POSITIONS = 64  # more than it needs, at least, a donated tensor has room for
 DONATE_STEPS = 16  # how long before they are full tensors begin to move
@@ -23,7 +23,7 @@ AHEAD_BYTES = 1 << 20  # smaller tensors cross together and are cheap to make: n
 
 class KVCache(Protocol):
     length: int  # positions that are filled and committed
-    stable: bool  # every step uses the same tensors
+    stable: bool  # buffers of a ``key`` that is new come again: a plan for them is worth while at once
     ahead: int  # steps that may run ahead of the awaited one without another set of tensors for each
 
     @property
@@ -38,8 +38,17 @@ class KVCache(Protocol):
     def key(self) -> tuple[int, ...]:
         """The handles that the last step under way uses and another one may not."""
 
-    def extend(self, rows: int) -> list[Pair]:
-        """Room for ``rows`` more positions: (K, V) per layer.  Raises ContextFull."""
+    def fits(self, rows: int) -> int:
+        """How many of ``rows`` more positions one step can have."""
+
+    def extend(self, rows: int, reach: int = 0) -> Sequence[LayerKV]:
+        """Room for ``rows`` more positions, and each layer's K and V.  Raises ContextFull.
+
+        ``reach`` is where the prompt ends that the step is part of: room that will be needed anyhow.
+        """
+
+    def preview(self, reach: int, buffer: Buffer) -> Sequence[LayerKV]:
+        """What ``extend`` would give, but with ``buffer`` in every place, and nothing is acquired."""
 
     def carry(self, rec: Recorder) -> None:
         """Record what brings the past into the tensors of the last ``extend``."""
@@ -56,16 +65,12 @@ class KVCache(Protocol):
     def close(self) -> None: ...
 
 
-class Tensors:
-    """What the modes share: the geometry, acquiring a full set of K and V or nothing, and carrying the past over."""
+class Positions:
+    """What all modes share: the geometry, and how far the sequence has come."""
 
-    stable = False
-    ahead = 0
-
-    def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
+    def __init__(self, pool: BufferPool, shape: KVShape, capacity: int) -> None:
         self._pool = pool
-        self._layers = layers
-        self._width_bytes = width_bytes
+        self._layers, self._width_bytes = shape.layers, shape.width_bytes
         self._capacity = capacity
         self._rows: deque[int] = deque()  # of the steps under way
         self.length = 0
@@ -84,7 +89,20 @@ class Tensors:
                 f"{self._capacity:,}. Ask for fewer tokens or a larger context."
             )
 
-    def _acquire(self, positions: int, first_site: int = 0) -> list[Pair]:
+
+class Tensors(Positions):
+    """The modes with a tensor per K and V: acquiring a full set or nothing, and carrying the past over."""
+
+    stable = False
+    ahead = 0
+
+    def fits(self, rows: int) -> int:
+        return rows
+
+    def preview(self, reach: int, buffer: Buffer) -> list[KVTensors]:
+        return [KVTensors(buffer, buffer)] * self._layers
+
+    def _acquire(self, positions: int, first_site: int = 0) -> list[KVTensors]:
         held: list[Buffer] = []
         try:
             for i in range(2 * self._layers):
@@ -96,19 +114,24 @@ class Tensors:
             for buffer in reversed(held):
                 self._pool.release(buffer)
             raise
-        return list(zip(held[::2], held[1::2], strict=True))
+        return _pairs(held)
 
-    def _carry(self, rec: Recorder, past: list[Pair], present: list[Pair]) -> None:
+    def _carry(self, rec: Recorder, past: list[KVTensors], present: list[KVTensors]) -> None:
         """Copy the filled positions into the larger tensors."""
         for pairs in zip(past, present, strict=False):  # there is no past in the first step
             for source, target in zip(*pairs, strict=True):
                 rec.copy_past(source, target, self._width_bytes)
 
-    def _release(self, pairs: list[Pair]) -> None:
+    def _release(self, pairs: list[KVTensors]) -> None:
         # in reverse: with LIFO free lists each site gets its own buffer back
         for k, v in reversed(pairs):
             self._pool.release(v)
             self._pool.release(k)
+
+
+def _pairs(tensors: Sequence[Buffer]) -> list[KVTensors]:
+    """K and V of every layer, out of all tensors in order."""
+    return [KVTensors(k, v) for k, v in zip(tensors[::2], tensors[1::2], strict=True)]
 
 
 class GrowKV(Tensors):
@@ -117,10 +140,10 @@ class GrowKV(Tensors):
     What runtimes do whose graphs return ``present`` outputs, and the pattern that the pool exists for.
     """
 
-    def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
-        super().__init__(pool, layers, width_bytes, capacity)
-        self._sets: deque[list[Pair]] = deque([[]])  # that of the committed positions, then one per step under way
-        self._past: deque[list[Pair]] = deque()  # of steps before, while others are under way
+    def __init__(self, pool: BufferPool, shape: KVShape, capacity: int) -> None:
+        super().__init__(pool, shape, capacity)
+        self._sets: deque[list[KVTensors]] = deque([[]])  # that of the committed positions, then one per step under way
+        self._past: deque[list[KVTensors]] = deque()  # of steps before, while others are under way
 
     @property
     def class_bytes(self) -> int:
@@ -130,7 +153,7 @@ class GrowKV(Tensors):
     def key(self) -> tuple[int, ...]:
         return tuple([buffer.id for pairs in (self._sets[-2], self._sets[-1]) for pair in pairs for buffer in pair])
 
-    def extend(self, rows: int) -> list[Pair]:
+    def extend(self, rows: int, reach: int = 0) -> list[KVTensors]:
         self._check_room(rows)
         if self._past:
             # one for one, the oldest: so the sets take turns whether or not others are in flight when a step begins,
@@ -176,8 +199,8 @@ class DonateKV(Tensors):
 
     ahead = 1
 
-    def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
-        super().__init__(pool, layers, width_bytes, capacity)
+    def __init__(self, pool: BufferPool, shape: KVShape, capacity: int) -> None:
+        super().__init__(pool, shape, capacity)
         self._tensors: list[Buffer] = []
         self._moved: deque[list[tuple[int, Buffer]]] = deque()  # per step under way: (tensor, the buffer it was in)
 
@@ -190,7 +213,7 @@ class DonateKV(Tensors):
         moved = [past.id for _, past in self._moved[-1]] if self._moved else []
         return (*[tensor.id for tensor in self._tensors], *moved)
 
-    def extend(self, rows: int) -> list[Pair]:
+    def extend(self, rows: int, reach: int = 0) -> list[KVTensors]:
         self._check_room(rows)
         needed = self.end + rows
         if not self._tensors:
@@ -206,7 +229,7 @@ class DonateKV(Tensors):
                 self._move_back()
                 raise
         self._rows.append(rows)
-        return list(zip(self._tensors[::2], self._tensors[1::2], strict=True))
+        return _pairs(self._tensors)
 
     def carry(self, rec: Recorder) -> None:
         for tensor, past in self._moved[-1]:
@@ -262,15 +285,15 @@ class StaticKV(Tensors):
     ahead = 1
     key = ()
 
-    def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
-        super().__init__(pool, layers, width_bytes, capacity)
+    def __init__(self, pool: BufferPool, shape: KVShape, capacity: int) -> None:
+        super().__init__(pool, shape, capacity)
         self._tensors = self._acquire(capacity)
 
     @property
     def class_bytes(self) -> int:
         return self._tensors[0][0].size
 
-    def extend(self, rows: int) -> list[Pair]:
+    def extend(self, rows: int, reach: int = 0) -> list[KVTensors]:
         self._check_room(rows)
         self._rows.append(rows)
         return self._tensors
@@ -287,10 +310,3 @@ class StaticKV(Tensors):
     def close(self) -> None:
         self._release(self._tensors)
         self._tensors = []
-
-
-KV_MODES: dict[str, tuple[Callable[[BufferPool, int, int, int], KVCache], str]] = {
-    "grow": (GrowKV, "a new, larger tensor per K and V at every token, the past copied in: what the pool exists for"),
-    "donate": (DonateKV, "appended in place; what is full moves to a tensor half as large again, a few per token"),
-    "static": (StaticKV, "allocated once for the whole context, appended in place"),
-}

@@ -14,10 +14,10 @@ from itertools import pairwise
 from struct import unpack
 
 from stepwell.clock import now_ms
-from stepwell.decode.kv_cache import DonateKV, GrowKV, KVCache, Pair, Tensors
+from stepwell.decode.kv_cache import DonateKV, GrowKV, Tensors
 from stepwell.decode.timing import Meter, StepTiming, TokenEvent
 from stepwell.errors import BadRequest, DeviceError
-from stepwell.kernels.ops import ceil_div
+from stepwell.kernels.kv import KVShape, KVTensors, ceil_div
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.recorder import ByLength, Recorder, Step, Variant
 from stepwell.memory.buffer import Buffer, Role
@@ -57,11 +57,11 @@ WORKLOADS: Mapping[str, Workload] = {
 class TwinKV(Tensors):
     """The control: two sets of tensors allocated once for the whole context; a step copies one into the other."""
 
-    def __init__(self, pool: BufferPool, layers: int, width_bytes: int, capacity: int) -> None:
-        super().__init__(pool, layers, width_bytes, capacity)
+    def __init__(self, pool: BufferPool, shape: KVShape, capacity: int) -> None:
+        super().__init__(pool, shape, capacity)
         self._past = self._acquire(capacity)
         try:
-            self._present = self._acquire(capacity, first_site=2 * layers)
+            self._present = self._acquire(capacity, first_site=2 * shape.layers)
         except BaseException:
             self._release(self._past)
             raise
@@ -74,7 +74,7 @@ class TwinKV(Tensors):
     def key(self) -> tuple[int, ...]:
         return (self._present[0][0].id,)
 
-    def extend(self, rows: int) -> list[Pair]:
+    def extend(self, rows: int, reach: int = 0) -> list[KVTensors]:
         self._check_room(rows)
         self._rows.append(rows)
         return self._present
@@ -95,7 +95,7 @@ class TwinKV(Tensors):
         self._past = self._present = []
 
 
-CACHES: Mapping[str, Callable[[BufferPool, int, int, int], KVCache]] = {
+CACHES: Mapping[str, type[GrowKV] | type[DonateKV] | type[TwinKV]] = {
     "grow": GrowKV,
     "donate": DonateKV,
     "static": TwinKV,
@@ -129,7 +129,7 @@ class KVPattern:
             self._slots = [self._hold(_SLOT_BYTES, Role.WEIGHTS, f"sum.{site}") for site in range(self._tensors)]
             self._chain = self._hold(4 * _ROW_WORDS, Role.ACTIVATION, "chain")
             self._staging = self._hold(4 * self._results, Role.STAGING, "readback")
-            self._cache = CACHES[kv](self._pool, WORKLOADS[name].layers, POSITION_BYTES, self.capacity)
+            self._cache = CACHES[kv](self._pool, KVShape(WORKLOADS[name].layers, POSITION_BYTES), self.capacity)
         except BaseException:
             self._give_back()
             raise

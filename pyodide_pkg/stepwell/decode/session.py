@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from stepwell.clock import now_ms
-from stepwell.decode.kv_cache import KV_MODES
+from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.sampling import Draws, Sampling, choose, top_logits
 from stepwell.decode.stepper import PREFILL_ROWS, Flight, Stepper, Want
 from stepwell.decode.timing import NOTHING, Cost, StepTiming, TokenEvent
@@ -80,7 +80,7 @@ class DecodeSession:
         self._launcher = launcher
         self._pool = pool = launcher.pool
         # bytes of K and V of one position in one layer
-        self.position_bytes = 2 * model.kv_width_bytes
+        self.position_bytes = 2 * model.kv_shape(launcher).width_bytes
         self._context = context
         self._spans = spans
         self._cancelled = False
@@ -90,7 +90,7 @@ class DecodeSession:
         self._current: object = None  # the generation under way; an older one may still be closed by the event loop
         self._number = number = pool.new_session()
         make_cache, _ = KV_MODES[kv]
-        self._cache = make_cache(pool, config.n_layers, model.kv_width_bytes, context)
+        self._cache = make_cache(pool, model.kv_shape(launcher), context)
         try:
             self._stepper = Stepper(model, launcher, self._cache, number, context)
         except BaseException:
@@ -251,9 +251,10 @@ class DecodeSession:
         prompt = self._history[self.length :] + prompt
         end = self.length + len(prompt)
         data = b""
-        for first in range(0, len(prompt), PREFILL_ROWS):
-            rows = prompt[first : first + PREFILL_ROWS]
-            done = first + len(rows)
+        done = 0
+        while done < len(prompt):
+            rows = prompt[done : done + self._cache.fits(PREFILL_ROWS)]
+            done += len(rows)
             data = await self._pool.retrying(lambda: self._alone(rows, run, end, index, last=done == len(prompt)))  # noqa: B023
             if (fresh := self.length - len(self._history)) > 0:  # not what is read once more
                 self._history += rows[-fresh:]

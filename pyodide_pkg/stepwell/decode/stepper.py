@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepwell.clock import now_ms
-from stepwell.decode.kv_cache import KVCache, Pair
+from stepwell.decode.kv_cache import KVCache
 from stepwell.decode.timing import Cost, Meter
+from stepwell.kernels.kv import LayerKV
 from stepwell.kernels.sampling import SETTINGS_BYTES, Cuts
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.plan import Plan
@@ -99,8 +100,8 @@ class Stepper:
     def dry_run(self, rows: int, reach: int) -> Step:
         """A step of that many rows as it would be recorded, for its kernels' names; no buffer is acquired."""
         dry = _DryRun(Recorder(0, rows, self._launcher.shapes))
-        pairs = [(dry.buffer, dry.buffer)] * self._model.config.n_layers
-        return self._record(dry.rec, dry, pairs, self._reach if rows == 1 else reach, last=True, staging=dry.buffer)[0]
+        kv = self._cache.preview(reach, dry.buffer)
+        return self._record(dry.rec, dry, kv, self._reach if rows == 1 else reach, last=True, staging=dry.buffer)[0]
 
     async def issue(
         self, ids: Sequence[int] | None, rows: int, *, reach: int = 0, last: bool = True, live: bool = False,
@@ -124,14 +125,14 @@ class Stepper:
         scope = self._scope(rows)
         try:
             position = self._cache.end
-            pairs = self._cache.extend(rows)
+            kv = self._cache.extend(rows, reach)
             plan, refused = self._find_plan(rows, last, live, token is not None)
             staging = self._next_staging() if last else None
             if plan is not None and staging is not None:
                 self._write_ids(ids)
                 self._launcher.replay(plan, position, rows, staging, draw)
             elif refused == "recorded" and token is not None and staging is not None:
-                flight = await self._record_plan(scope, pairs, position, token, draw, staging, start)
+                flight = await self._record_plan(scope, kv, position, token, draw, staging, start)
                 scope.end_step()
                 return flight
             else:
@@ -140,7 +141,7 @@ class Stepper:
                     rec.write(self._ids, 0, ids)
                 self._cache.carry(rec)
                 reach = self._reach if rows == 1 else max(reach, position + rows)
-                step, _ = self._record(rec, scope, pairs, reach, last=last, staging=staging)
+                step, _ = self._record(rec, scope, kv, reach, last=last, staging=staging)
                 await self._submit(step)
         except BaseException:
             scope.end_step()
@@ -224,12 +225,12 @@ class Stepper:
         self._launcher.submit(step)
 
     def _record(
-        self, rec: Recorder, scope: Acquires, pairs: Sequence[Pair], reach: int, *, last: bool,
+        self, rec: Recorder, scope: Acquires, kv: Sequence[LayerKV], reach: int, *, last: bool,
         staging: Buffer | None,
     ) -> tuple[Step, Buffer | None]:  # fmt: skip
         """The step, and its logits."""
         want, steps = self._want, self.steps
-        logits = steps.record(rec, scope, self._ids, pairs, reach=reach, want_logits=last)
+        logits = steps.record(rec, scope, self._ids, kv, reach=reach, want_logits=last)
         if logits is None:
             return rec.finish(), None
         vocab_bytes = 4 * self._model.config.vocab_size
@@ -252,7 +253,7 @@ class Stepper:
     async def _record_plan(
         self,
         scope: Scope,
-        pairs: Sequence[Pair],
+        kv: Sequence[LayerKV],
         position: int,
         token: int,
         draw: int,
@@ -263,7 +264,7 @@ class Stepper:
         launcher = self._launcher
         rec = Recorder(position, 1, launcher.shapes, draw)
         self._cache.carry(rec)
-        step, logits = self._record(rec, scope, pairs, self._reach, last=True, staging=staging)
+        step, logits = self._record(rec, scope, kv, self._reach, last=True, staging=staging)
         assert logits is not None
         await launcher.prepare(step)
         self._write_ids((token,))
@@ -278,7 +279,7 @@ class Stepper:
                 self._no_plans = "differs"
                 launcher.plans.refused["differs"] += 1
                 scope.end_step()
-                data = await self._once_more(scope, pairs, position, token, draw, staging)
+                data = await self._once_more(scope, kv, position, token, draw, staging)
         except BaseException:
             if plan is not None:
                 launcher.plans.discard(plan)
@@ -300,13 +301,13 @@ class Stepper:
         return again == data and await launcher.peek(logits, nbytes) == expected
 
     async def _once_more(
-        self, scope: Scope, pairs: Sequence[Pair], position: int, token: int, draw: int, staging: Buffer
+        self, scope: Scope, kv: Sequence[LayerKV], position: int, token: int, draw: int, staging: Buffer
     ) -> bytes:
         """The step live, after a replay that went wrong: what that wrote is written over."""
         self._write_ids((token,))
         rec = Recorder(position, 1, self._launcher.shapes, draw)
         self._cache.carry(rec)
-        step, _ = self._record(rec, scope, pairs, self._reach, last=True, staging=staging)
+        step, _ = self._record(rec, scope, kv, self._reach, last=True, staging=staging)
         await self._submit(step)
         return await self._launcher.read(staging, self._nbytes)
 

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from stepwell.kernels.fused import QUANTISED_BYTES
-from stepwell.kernels.ops import ceil_div
+from stepwell.kernels.kv import ceil_div
 from stepwell.kernels.tuning import ProductKey, Spread, Tuning
 from stepwell.launch.recorder import Launch, Variant
 

@@ -8,13 +8,13 @@ they do, so work is done again where that saves one: every workgroup of a produc
 from collections.abc import Mapping
 from typing import Literal
 
-from stepwell.kernels.ops import Heads, Matrix, ceil_div
+from stepwell.kernels.kv import Constants, LayerKV, ceil_div
+from stepwell.kernels.ops import Heads, Matrix
 from stepwell.kernels.tuning import ProductKey, Spread, Tuning
-from stepwell.launch.recorder import ByLength, Constant, Recorder, Variant
+from stepwell.launch.recorder import Constant, Recorder, Variant
 from stepwell.memory.buffer import Buffer
 
 After = Literal["plain", "residual", "swiglu"]
-Constants = tuple[tuple[str, Constant], ...]
 _SHAPE = (1,)
 QUANTISED_BYTES = 80  # of workgroup memory per block of 32 values (``wgsl/quantise.wgsl``)
 _BESIDE_BYTES = 12288  # of workgroup memory, for sums, reductions and the weights of shares
@@ -42,14 +42,15 @@ class FusedOps:
         rec.launch(Variant("rope_turns", constants), (digits, turns), grid, "rope_turns", _SHAPE)
 
     def norm_qkv(
-        self, rec: Recorder, x: Buffer, weight: Buffer, eps: float, matrix: Matrix, turns: Buffer, q: Buffer, k: Buffer,
-        v: Buffer, heads: Heads,
+        self, rec: Recorder, x: Buffer, weight: Buffer, eps: float, matrix: Matrix, turns: Buffer, q: Buffer,
+        kv: LayerKV, heads: Heads,
     ) -> None:  # fmt: skip
-        """q = the rotated queries of RMSNorm(x); k and v go to the caches at the step's position."""
+        """q = the rotated queries of RMSNorm(x); k and v go to the layer's cache at the step's position."""
         constants: Constants = (
             ("before", "norm"), ("eps", eps), ("after", "rope"), *heads.constants(), ("rope_dim", heads.rope_dim),
+            *kv.append_constants(),
         )  # fmt: skip
-        self._launch(rec, matrix, "qkv", constants, (x, q), (weight, turns, k, v))
+        self._launch(rec, matrix, "qkv", constants, (x, q), (weight, turns, *kv.appended()))
 
     def norm_product(
         self, rec: Recorder, x: Buffer, weight: Buffer, eps: float, matrix: Matrix, y: Buffer, after: After, node: str
@@ -63,7 +64,7 @@ class FusedOps:
         self._launch(rec, matrix, node, (("before", "plain"), ("after", after)), (x, y), ())
 
     def attention(
-        self, rec: Recorder, q: Buffer, k: Buffer, v: Buffer, partials: Buffer, normals: Buffer, heads: Heads,
+        self, rec: Recorder, q: Buffer, kv: LayerKV, partials: Buffer, normals: Buffer, heads: Heads,
         shape: tuple[int, int],
     ) -> None:  # fmt: skip
         """The chunks of causal attention of the step's row."""
@@ -77,23 +78,23 @@ class FusedOps:
         variant = Variant(
             "attention_decode",
             (
-                *heads.constants(), ("window", heads.window), ("chunk", chunk), ("most", tuning.attention_shares),
-                ("threads", threads),
+                *heads.constants(), ("window", heads.window), *kv.read_constants(chunk),
+                ("most", tuning.attention_shares), ("threads", threads),
                 ("subgroup", tuning.subgroup), ("lanes", lanes), ("together", together),
             ),
         )  # fmt: skip
-        grid = ByLength(chunk, heads.kv_heads, 1)
-        rec.launch(variant, (q, k, v, partials, normals), grid, "attention", shape)
+        for bound, grid in kv.reads(chunk, heads.kv_heads, 1, tuning.attention_shares):
+            rec.launch(variant, (q, partials, normals, *bound), grid, "attention", shape)
 
     def merged_product(
-        self, rec: Recorder, partials: Buffer, normals: Buffer, matrix: Matrix, y: Buffer, heads: Heads
+        self, rec: Recorder, partials: Buffer, normals: Buffer, kv: LayerKV, matrix: Matrix, y: Buffer, heads: Heads
     ) -> None:
         """y += (the chunks of attention put together) W^T."""
         constants: Constants = (
             ("before", "merge"), ("after", "residual"), ("heads", heads.heads), ("head_dim", heads.head_dim),
-            ("chunk", self.tuning.decode_chunk), ("most", self.tuning.attention_shares),
+            *kv.read_constants(self.tuning.decode_chunk), ("most", self.tuning.attention_shares),
         )  # fmt: skip
-        self._launch(rec, matrix, "attn_output", constants, (partials, y), (normals,))
+        self._launch(rec, matrix, "attn_output", constants, (partials, y), (normals, *kv.counted()))
 
     def _launch(
         self, rec: Recorder, matrix: Matrix, node: str, constants: Constants,

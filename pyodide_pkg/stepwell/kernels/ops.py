@@ -8,9 +8,10 @@ share a bounded set of variants.
 from dataclasses import dataclass
 
 from stepwell.errors import BadRequest
+from stepwell.kernels.kv import LayerKV, ceil_div
 from stepwell.kernels.layouts import LAYOUTS, MatrixLayout
 from stepwell.kernels.tuning import ProductKey, Tuning
-from stepwell.launch.recorder import ByLength, Recorder, Variant
+from stepwell.launch.recorder import Recorder, Variant
 from stepwell.memory.buffer import Buffer
 
 REPACK_THREADS = 64  # so that a vocabulary of 262,144 rows and more stays below 65,535 workgroups
@@ -70,10 +71,6 @@ class Heads:
         return (
             ("rope_dim", self.rope_dim), ("rope_scale", self.rope_scale), ("long_from", long_from), ("bits", ROPE_BITS),
         )  # fmt: skip
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 class Ops:
@@ -187,24 +184,24 @@ class Ops:
         rec.launch(Variant("matmul_tile", constants), buffers, grid, node, (rec.shapes.width(rows),))
 
     def rope_append(
-        self, rec: Recorder, turns: Buffer, qkv: Buffer, k: Buffer, v: Buffer, heads: Heads, rows: int,
-        long_from: int = 0,
-    ) -> None:  # fmt: skip
-        """Rotate q in ``qkv``; rotate k and append k and v to the caches [position][kv_heads * head_dim].
+        self, rec: Recorder, turns: Buffer, qkv: Buffer, kv: LayerKV, heads: Heads, rows: int, long_from: int = 0
+    ) -> None:
+        """Rotate q in ``qkv``; rotate k and append k and v to the layer's cache.
 
         A step that reaches ``long_from`` positions takes the second table of ``turns``; 0: there is one table.
         """
         threads = self.tuning.elementwise_threads
         pairs = (heads.heads + 2 * heads.kv_heads) * heads.head_dim // 2
-        constants = (*heads.constants(), *heads.rope_constants(long_from), ("threads", threads))
+        rope = heads.rope_constants(long_from)
+        constants = (*heads.constants(), *rope, *kv.append_constants(), ("threads", threads))
         grid = (ceil_div(pairs, threads), rows, 1)
-        rec.launch(Variant("rope_append", constants), (turns, qkv, k, v), grid, "rope_append")
+        rec.launch(Variant("rope_append", constants), (turns, qkv, *kv.appended()), grid, "rope_append")
 
-    def attention_shape(self, rec: Recorder, length: int, chunk: int, most: int = 1 << 30) -> tuple[int, int]:
-        """The shape class of attention over ``length`` positions: the step's width, and partial results, of which
-        there are ``most`` at most.
+    def attention_shape(self, rec: Recorder, chunks: int, most: int = 1 << 30) -> tuple[int, int]:
+        """The shape class of attention over so many chunks of positions: the step's width, and partial results, of
+        which there are ``most`` at most.
         """
-        return rec.shapes.width(rec.rows), min(rec.shapes.chunks(ceil_div(length, chunk)), most)
+        return rec.shapes.width(rec.rows), min(rec.shapes.chunks(chunks), most)
 
     def partials_bytes(self, heads: Heads, shape: tuple[int, int]) -> tuple[int, int]:
         """Bytes of attention's two workspaces: the partial values and their (maximum, sum) pairs."""
@@ -212,24 +209,24 @@ class Ops:
         return 4 * parts * heads.head_dim, 8 * parts
 
     def attention(
-        self, rec: Recorder, qkv: Buffer, k: Buffer, v: Buffer, partials: Buffer, normals: Buffer, out: Buffer,
-        heads: Heads, *, rows: int, shape: tuple[int, int] | None = None,
+        self, rec: Recorder, qkv: Buffer, kv: LayerKV, partials: Buffer, normals: Buffer, out: Buffer, heads: Heads, *,
+        rows: int, shape: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
         """out[rows][heads * head_dim]: causal grouped-query attention over the positions up to the step's end.
 
         ``shape`` is the class that the workspaces were made for.
         """
         tuning = self.tuning
-        chunk = ("chunk", tuning.attention_chunk)
+        chunk = tuning.attention_chunk
         quads = tuning.subgroups and heads.head_dim % 16 == 0  # the quad kernel shares heads out in 16s
-        constants = (*heads.constants(), ("window", heads.window), chunk)
+        constants = (*heads.constants(), ("window", heads.window), *kv.read_constants(chunk))
         variant = Variant("attention_quad" if quads else "attention_split", constants)
-        chunks = ByLength(tuning.attention_chunk, heads.kv_heads, rows)
-        rec.launch(variant, (qkv, k, v, partials, normals), chunks, "attention", shape)
+        for bound, grid in kv.reads(chunk, heads.kv_heads, rows):
+            rec.launch(variant, (qkv, partials, normals, *bound), grid, "attention", shape)
         threads = tuning.elementwise_threads
-        merge = Variant("attention_merge", (*heads.constants(), chunk, ("threads", threads)))
+        merge = Variant("attention_merge", (*heads.constants(), *kv.read_constants(chunk), ("threads", threads)))
         grid = (ceil_div(heads.heads * heads.head_dim // 4, threads), rows, 1)
-        rec.launch(merge, (partials, normals, out), grid, "attention", shape)
+        rec.launch(merge, (partials, normals, out, *kv.counted()), grid, "attention", shape)
 
     def argmax_bytes(self) -> int:
         """Bytes of argmax's workspace; 0: it needs none."""

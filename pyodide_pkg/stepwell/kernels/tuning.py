@@ -68,6 +68,8 @@ class Spread:
         return self.wide * self.per
 
 
+BESIDE_SLABS = 3  # storage buffers that attention binds: the queries, and what it leaves for its merge
+MOST_SLABS = 12  # attention's loads are there once for each
 DOT4 = "packed_4x8_integer_dot_product"  # WGSL's language extension
 
 
@@ -109,6 +111,7 @@ class Tuning:
     dot4: bool = False  # its products in integers
     workgroups: int = 128  # that keep the GPU busy
     workgroup_bytes: int = 16384  # of a workgroup's memory
+    slabs: int = 1  # of paged K and V that a launch of attention binds
     spreads: Mapping[ProductKey, Spread] = field(default_factory=dict, hash=False)  # measured ones, before the rule's
 
     def __post_init__(self) -> None:
@@ -196,7 +199,12 @@ def _for_decode(tuning: Tuning, info: DeviceInfo) -> Tuning:
             attention_threads=32,
             workgroups=32,
         )
-    return replace(tuning, decode_threads=min(512, info.limits.get("maxComputeInvocationsPerWorkgroup", 256)))
+    slabs = min(MOST_SLABS, info.limits.get("maxStorageBuffersPerShaderStage", 8) - BESIDE_SLABS)
+    return replace(
+        tuning,
+        decode_threads=min(512, info.limits.get("maxComputeInvocationsPerWorkgroup", 256)),
+        slabs=slabs if tuning.matmul == "split" else 1,  # quad kernels are long: launches are cheaper
+    )
 
 
 def _why_no_subgroups(info: DeviceInfo, split: bool, fused: bool) -> str:

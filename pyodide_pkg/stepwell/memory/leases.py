@@ -21,6 +21,7 @@ CHOSEN_ROLES = (Role.KV, Role.ACTIVATION, Role.WORKSPACE)
 _HOST_ROLES = frozenset((Role.UNIFORM, Role.STAGING))
 """Written or mapped by the CPU: never while recorded work may use the buffer."""
 _NEVER = Zero.NEVER
+_EXACT_UNIT = 256  # bytes
 _new = tuple.__new__  # half the cost of calling the NamedTuple
 
 
@@ -57,18 +58,19 @@ class Leases(Figures):
         zero: Zero = Zero.NEVER,
         session: int | None = None,
         host: bool = False,
+        exact: bool = False,
     ) -> Buffer:
         """Lease a buffer of at least ``nbytes``.  Only a new one is zero, unless ``zero`` asks for it.
 
         ``session``: whose it is (by default that of the run); a buffer that was another's is cleared in between.
-        ``host``: the CPU will write the buffer.
+        ``host``: the CPU will write the buffer.  ``exact``: the size was chosen with care, no class is to add to it.
         """
         if session is None:
             session = self._session
         route = self._routes[role]
-        request = _new(Request, (nbytes, role, site))
+        request = _new(Request, (nbytes, role, site, exact))
         size_class, take = route.size_class, route.acquire  # a call through a local is cheaper
-        size = size_class(request)
+        size = round_up(nbytes, _EXACT_UNIT) if exact else size_class(request)
         if size > route.limit or nbytes <= 0 or size < nbytes:
             size = self._fit(request, size, route.policy, label)
         buffer_id = take(request, size)
@@ -166,6 +168,10 @@ class Leases(Figures):
         """Where a buffer is; one that the pool does not know is DESTROYED."""
         return self.inventory.state(buffer_id)
 
+    def largest(self, role: Role) -> int:
+        """Bytes that a buffer can have at most."""
+        return self.inventory.limits[role][0]
+
     def leases(self) -> Iterator[Buffer]:
         """Everything that is leased."""
         return (slot.lease for slot in self._slots.values() if slot.lease is not None)
@@ -212,7 +218,7 @@ class Leases(Figures):
 
     def _fit(self, request: Request, size: int, policy: Policy, label: str) -> int:
         """The size to reserve where the class is not what to reserve: the limit is lower, or the request is bad."""
-        nbytes, role, _ = request
+        nbytes, role, _, _ = request
         where = f"acquire of {nbytes:,} B for {label or role}"
         if self._closed:
             raise PoolError(f"{where}: the pool is closed.")

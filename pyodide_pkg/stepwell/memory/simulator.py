@@ -111,7 +111,7 @@ class _Pool:
             overlap[0] += 1
             if overlap[0] > overlap[1]:
                 overlap[1] = overlap[0]
-        nbytes, role, site = request
+        nbytes, role, site, _ = request
         sites = self._sites[role]
         last, before = sites.get(site, (0, 0))
         if buffer_id in (last, before):

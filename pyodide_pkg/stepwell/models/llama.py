@@ -15,6 +15,7 @@ from typing import ClassVar, Self
 from stepwell.errors import BadFile, BadRequest
 from stepwell.gpu.device import ByteSource, Progress
 from stepwell.kernels.fused import FusedOps
+from stepwell.kernels.kv import KVShape, LayerKV
 from stepwell.kernels.ops import ROPE_BITS, Heads, Ops
 from stepwell.kernels.sampling import Cuts, SampleOps
 from stepwell.launch.launcher import Launcher
@@ -40,7 +41,6 @@ class Llama:
         self._pool = launcher.pool
         # sequences of more positions than that are rotated by other frequencies, all of them
         self.switch = config.original_context if len(config.rope_factors) > 1 else None
-        self.kv_width_bytes = 4 * config.n_kv_heads * config.head_dim  # one position of one K or V tensor, f32
 
     @classmethod
     async def load(
@@ -65,6 +65,12 @@ class Llama:
     def steps(self, launcher: Launcher) -> "Steps":
         """How its steps are recorded for ``launcher``: any one of the device and pool of the weights."""
         return Steps(self, launcher)
+
+    def kv_shape(self, launcher: Launcher) -> KVShape:
+        """What its KV cache is made of, for the kernels of ``launcher``."""
+        config, tuning = self.config, launcher.tuning
+        width_bytes = 4 * config.n_kv_heads * config.head_dim  # f32
+        return KVShape(config.n_layers, width_bytes, tuning.slabs, (tuning.attention_chunk, tuning.decode_chunk))
 
     def close(self) -> None:
         """Give the weights back to the pool."""
@@ -129,7 +135,7 @@ class Steps:
         rec: Recorder,
         scope: Acquires,
         ids: Buffer,
-        kv: Sequence[tuple[Buffer, Buffer]],
+        kv: Sequence[LayerKV],
         *,
         reach: int,
         want_logits: bool,
@@ -146,9 +152,7 @@ class Steps:
             x = self._record_rows(rec, scope, ids, kv, reach)
         return self._logits(rec, scope, x) if want_logits else None
 
-    def _record_rows(
-        self, rec: Recorder, scope: Acquires, ids: Buffer, kv: Sequence[tuple[Buffer, Buffer]], reach: int
-    ) -> Buffer:
+    def _record_rows(self, rec: Recorder, scope: Acquires, ids: Buffer, kv: Sequence[LayerKV], reach: int) -> Buffer:
         """All layers for any number of rows; returns x[rows][hidden]."""
         c, ops, heads, w, rows = self.config, self._ops, self._heads, self._weights, rec.rows
         width = rec.shapes.width(rows)
@@ -157,7 +161,7 @@ class Steps:
         qkv = scope.acquire(4 * width * self._qkv_width, "qkv")
         attended = scope.acquire(4 * width * c.n_heads * c.head_dim, "attended")
         hidden = scope.acquire(4 * width * c.ffn_size, "hidden")
-        shape, partials, normals = self._attention_workspaces(rec, scope, reach, ops.tuning.attention_chunk)
+        shape, partials, normals = self._attention_workspaces(rec, scope, kv[0], reach, ops.tuning.attention_chunk)
 
         def norm(weight: str) -> None:
             ops.rms_norm(rec, x, w.vector(weight), y, width=c.hidden_size, eps=c.rms_eps, rows=rows)
@@ -166,21 +170,19 @@ class Steps:
             ops.matmul(rec, source, w.matrix(f"{layer}.{name}"), target, rows=rows, mode=mode, node=name)
 
         ops.embed(rec, ids, x, w.matrix("token_embd"), rows)
-        for i, (k, v) in enumerate(kv):
+        for i, layer_kv in enumerate(kv):
             layer = f"blk.{i}"
             norm(f"{layer}.attn_norm")
             matmul(y, layer, "qkv", qkv)
-            ops.rope_append(rec, self._turns, qkv, k, v, heads, rows, self._long_from(rows, reach))
-            ops.attention(rec, qkv, k, v, partials, normals, attended, heads, rows=rows, shape=shape)
+            ops.rope_append(rec, self._turns, qkv, layer_kv, heads, rows, self._long_from(rows, reach))
+            ops.attention(rec, qkv, layer_kv, partials, normals, attended, heads, rows=rows, shape=shape)
             matmul(attended, layer, "attn_output", x, "residual")
             norm(f"{layer}.ffn_norm")
             matmul(y, layer, "gate_up", hidden, "swiglu")
             matmul(hidden, layer, "ffn_down", x, "residual")
         return x
 
-    def _record_one(
-        self, rec: Recorder, scope: Acquires, ids: Buffer, kv: Sequence[tuple[Buffer, Buffer]], reach: int
-    ) -> Buffer:
+    def _record_one(self, rec: Recorder, scope: Acquires, ids: Buffer, kv: Sequence[LayerKV], reach: int) -> Buffer:
         """All layers for one row in as few launches as possible; returns x[hidden]."""
         c, fused, heads, w, eps = self.config, self._fused, self._heads, self._weights, self.config.rms_eps
         x = scope.acquire(4 * c.hidden_size, "x")
@@ -188,14 +190,15 @@ class Steps:
         hidden = scope.acquire(4 * c.ffn_size, "hidden")
         turns = scope.acquire(4 * c.rope_dim, "turns")
         tiles, most = fused.tuning.decode_chunk, fused.tuning.attention_shares
-        shape, partials, normals = self._attention_workspaces(rec, scope, reach, tiles, most)
+        shape, partials, normals = self._attention_workspaces(rec, scope, kv[0], reach, tiles, most)
         self._ops.embed(rec, ids, x, w.matrix("token_embd"), 1)
         fused.rope_turns(rec, self._turns, turns, heads, self._long_from(1, reach))
-        for i, (k, v) in enumerate(kv):
+        for i, layer_kv in enumerate(kv):
             layer = f"blk.{i}"
-            fused.norm_qkv(rec, x, w.vector(f"{layer}.attn_norm"), eps, w.matrix(f"{layer}.qkv"), turns, q, k, v, heads)
-            fused.attention(rec, q, k, v, partials, normals, heads, shape)
-            fused.merged_product(rec, partials, normals, w.matrix(f"{layer}.attn_output"), x, heads)
+            norm, qkv = w.vector(f"{layer}.attn_norm"), w.matrix(f"{layer}.qkv")
+            fused.norm_qkv(rec, x, norm, eps, qkv, turns, q, layer_kv, heads)
+            fused.attention(rec, q, layer_kv, partials, normals, heads, shape)
+            fused.merged_product(rec, partials, normals, layer_kv, w.matrix(f"{layer}.attn_output"), x, heads)
             norm, gate_up = w.vector(f"{layer}.ffn_norm"), w.matrix(f"{layer}.gate_up")
             fused.norm_product(rec, x, norm, eps, gate_up, hidden, "swiglu", "gate_up")
             fused.product(rec, hidden, w.matrix(f"{layer}.ffn_down"), x, "residual", "ffn_down")
@@ -226,10 +229,10 @@ class Steps:
         return 1 if reach > self._switch else 0
 
     def _attention_workspaces(
-        self, rec: Recorder, scope: Acquires, reach: int, chunk: int, most: int = 1 << 30
+        self, rec: Recorder, scope: Acquires, kv: LayerKV, reach: int, chunk: int, most: int = 1 << 30
     ) -> tuple[tuple[int, int], Buffer, Buffer]:
         """Attention's shape class, and its workspaces."""
-        shape = self._ops.attention_shape(rec, reach, chunk, most)
+        shape = self._ops.attention_shape(rec, kv.chunks(reach, chunk), most)
         partial_bytes, normal_bytes = self._ops.partials_bytes(self._heads, shape)
         partials = scope.workspace("attention", shape, "attention partials", partial_bytes)
         return shape, partials, scope.workspace("attention", shape, "attention normals", normal_bytes)

@@ -61,6 +61,7 @@ def attribute(
     if name.startswith("attention") and any(lease.role is Role.KV for lease in found):
         window = constants.get("window", 0)
         kv = position_bytes * (min(length, window) if isinstance(window, int) and window else length)
+        kv = min(kv, sum(lease.requested for lease in found if lease.role is Role.KV))  # of pages: those that it binds
     kernel = Kernel(launch.node, name, shape, str(constants.get("format", "")))
     return Attributed(kernel, is_product, weights, kv)
 

@@ -5,6 +5,7 @@
 //
 // Per share and head: the sum of exp(score - maximum) * v, and (maximum, sum of exp(score - maximum)). There are at most
 // MOST shares, so that what puts them together (matvec.wgsl) has little to read however long the sequence is.
+{% import "kv.wgsl" as kv %}
 {% import "reduce.wgsl" as reduce %}
 {{ reduce.enable(subgroup) }}
 {% include "step.wgsl" %}
@@ -16,10 +17,10 @@
 {% set turns = (chunk + at_once - 1) // at_once %}
 {% set rounds = (chunk + parts - 1) // parts %}
 @group(0) @binding(1) var<storage, read> q: array<vec4f>;                // [heads * head_dim]
-@group(0) @binding(2) var<storage, read> k_cache: array<vec4f>;          // [position][kv_heads * head_dim]
-@group(0) @binding(3) var<storage, read> v_cache: array<vec4f>;
-@group(0) @binding(4) var<storage, read_write> partials: array<vec4f>;   // [share][heads][head_dim]
-@group(0) @binding(5) var<storage, read_write> normals: array<vec2f>;    // [share][heads]: maximum, sum
+@group(0) @binding(2) var<storage, read_write> partials: array<vec4f>;   // [share][heads][head_dim]
+@group(0) @binding(3) var<storage, read_write> normals: array<vec2f>;    // [share][heads]: maximum, sum
+{{ kv.declare(slabs, 4, "read", "vec4f", "vec4f", slabs) }}
+{{ kv.chunks(slabs, column, chunk) }}
 
 const KV = {{ kv_heads * d4 }}u;
 const CHUNK = {{ chunk }}u;
@@ -33,9 +34,15 @@ var<workgroup> values: array<array<vec4f, {{ parts * d4 }}>, {{ group_size if to
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) {
   let thread = {{ reduce.thread(subgroup) }};
-  let tiles = (step.length + CHUNK - 1u) / CHUNK;
-  let shares = min(tiles, {{ most }}u);
+  let shares = min({{ kv.chunk_count(slabs, column, chunk) }}, {{ most }}u);
   if (group.x >= shares) { return; }
+  let tiles = {{ kv.end_chunk(slabs, column, chunk) }};
+{% if slabs %}
+  let first = {{ kv.first_chunk(slabs, column) }} + (group.x + shares - {{ kv.first_chunk(slabs, column) }} % shares) % shares;
+  if (first >= tiles) { return; }  // none of them is here
+{% else %}
+  let first = group.x;
+{% endif %}
   let column = thread % D4;
   let part = thread / D4;
   let head = group.y * GROUP;
@@ -48,22 +55,48 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
   var value{{ g }} = vec4f(0.0);
 {% endfor %}
   var turn = 0u;
-  for (var tile = group.x; tile < tiles; tile += shares) {
-    let begin = tile * CHUNK;
-    let count = min(CHUNK, step.length - begin);
+  let to = (group.x * {{ heads }}u + head) * D4;
+{% if slabs %}
+  if (first >= shares) {  // a launch for earlier slabs has begun: it goes on from there
+{% for g in range(group_size) %}
+    top{{ g }} = normals[group.x * {{ heads }}u + head + {{ g }}u].x;
+    sum{{ g }} = normals[group.x * {{ heads }}u + head + {{ g }}u].y;
+    if (part == 0u) { value{{ g }} = partials[to + {{ g }}u * D4 + column]; }
+{% endfor %}
+    storageBarrier();
+  }
+{% endif %}
+  for (var tile = first; tile < tiles; tile += shares) {
+    let chunk = chunk_of(tile);
+    let begin = chunk.begin;
+{% if slabs %}
+    if (begin >= step.length) { continue; }  // room for more
+{% endif %}
+    let count = min(chunk.end, step.length) - begin;
 {% if window %}
     let hidden = max(begin, step.length - min(step.length, {{ window }}u)) - begin;
     if (hidden >= count) { continue; }  // no position is in sight any more
 {% endif %}
+    let last = begin + count - 1u;
 {% for t in range(turns) %}
-    let k_at{{ t }} = min(begin + thread / LANES + {{ t * at_once }}u, step.length - 1u) * KV + group.y * D4 + thread % LANES;
+    let k_at{{ t }} = (min(begin + thread / LANES + {{ t * at_once }}u, last) + chunk.k) * KV + group.y * D4 + thread % LANES;
 {% for j in range(per_lane) %}
-    let k{{ t }}_{{ j }} = k_cache[k_at{{ t }} + {{ j * lanes }}u];
+    var k{{ t }}_{{ j }}: vec4f;
 {% endfor %}
 {% endfor %}
 {% for r in range(rounds) %}
-    let v{{ r }} = v_cache[min(begin + part + {{ r * parts }}u, step.length - 1u) * KV + group.y * D4 + column];
+    var v{{ r }}: vec4f;
 {% endfor %}
+{% call(k_cache, v_cache) kv.choose(slabs, "chunk.slab") %}
+{% for t in range(turns) %}
+{% for j in range(per_lane) %}
+    k{{ t }}_{{ j }} = {{ k_cache }}[k_at{{ t }} + {{ j * lanes }}u];
+{% endfor %}
+{% endfor %}
+{% for r in range(rounds) %}
+    v{{ r }} = {{ v_cache }}[(min(begin + part + {{ r * parts }}u, last) + chunk.v) * KV + group.y * D4 + column];
+{% endfor %}
+{% endcall %}
 {% for g in range(group_size) %}
 {% for t in range(turns) %}
     var score{{ g }}_{{ t }} = dot({% for j in range(per_lane) %}q{{ g }}_{{ j }} * k{{ t }}_{{ j }}{{ " + " if not loop.last }}{% endfor %}, vec4f({{ head_dim ** -0.5 }}));
@@ -110,7 +143,6 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
 {% endfor %}
     turn = 1u - turn;
   }
-  let to = (group.x * {{ heads }}u + head) * D4;
 {% if together %}
   if (part < PARTS) {
 {% for g in range(group_size) %}

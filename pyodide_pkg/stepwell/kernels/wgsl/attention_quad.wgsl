@@ -4,30 +4,32 @@
 // Per row, chunk and head: partial = sum of exp(score - max) * v, and (max, sum of exp(score - max)). Online softmax over
 // four positions at a time. `attention_merge` puts the chunks together.
 enable subgroups;
+{% import "kv.wgsl" as kv %}
 {% include "step.wgsl" %}
 {% set d4 = head_dim // 4 %}
 {% set parts = head_dim // 16 %}
 {% set group_size = heads // kv_heads %}
 @group(0) @binding(1) var<storage, read> qkv: array<vec4f>;                // [row][(heads + 2 kv_heads) * head_dim]
-@group(0) @binding(2) var<storage, read> k_cache: array<vec4f>;            // [position][kv_heads * head_dim]
-@group(0) @binding(3) var<storage, read> v_cache: array<vec4f>;
-@group(0) @binding(4) var<storage, read_write> partials: array<vec4f>;     // [row][chunk][heads][head_dim]
-@group(0) @binding(5) var<storage, read_write> normals: array<vec2f>;      // [row][chunk][heads]: maximum, sum
+@group(0) @binding(2) var<storage, read_write> partials: array<vec4f>;     // [chunk][row][heads][head_dim]
+@group(0) @binding(3) var<storage, read_write> normals: array<vec2f>;      // [chunk][row][heads]: maximum, sum
+{{ kv.declare(slabs, 4, "read", "vec4f", "vec4f", slabs) }}
+{{ kv.chunks(slabs, column, chunk) }}
 
 const ROW = {{ (heads + 2 * kv_heads) * d4 }}u;
 const KV = {{ kv_heads * d4 }}u;
-const CHUNK = {{ chunk }}u;
 
 @compute @workgroup_size(4)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: vec3u, @builtin(local_invocation_index) lane: u32) {
   let kv_head = group.y;
   let row = group.z;
   let length = step.position + row + 1u;  // causal: a row sees itself and what is before it
-  let end = min((group.x + 1u) * CHUNK, length);
+  let number = {{ kv.first_chunk(slabs, column) }} + group.x;
+  let chunk = chunk_of(number);
+  let end = min(chunk.end, length);
 {% if window %}
-  let begin = max(group.x * CHUNK, length - min(length, {{ window }}u));  // what is before it is out of the window
+  let begin = max(chunk.begin, length - min(length, {{ window }}u));  // what is before it is out of the window
 {% else %}
-  let begin = group.x * CHUNK;
+  let begin = chunk.begin;
 {% endif %}
 {% for g in range(group_size) %}
 {% for i in range(parts) %}
@@ -37,15 +39,16 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: ve
   var highest{{ g }} = -1e30;
   var sum{{ g }} = 0.0;
 {% endfor %}
+{% call(k_cache, v_cache) kv.choose(slabs, "chunk.slab") %}
   for (var p = begin; p < end; p += 4u) {
     // scores: each lane takes one position
-    let k_at = min(p + lane, length - 1u) * KV + kv_head * {{ d4 }}u;
+    let k_at = (min(p + lane, end - 1u) + chunk.k) * KV + kv_head * {{ d4 }}u;
 {% for g in range(group_size) %}
     var score{{ g }} = vec4f(0.0);
 {% endfor %}
 {% for j in range(d4) %}
     {
-      let k = k_cache[k_at + {{ j }}u];
+      let k = {{ k_cache }}[k_at + {{ j }}u];
 {% for g in range(group_size) %}
       score{{ g }} += k * subgroupBroadcast(q{{ g }}_{{ j // 4 }}, {{ j % 4 }}u);
 {% endfor %}
@@ -65,12 +68,12 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: ve
     // values: each lane takes every fourth vector of the head
 {% for m in range(4) %}
     {
-      let v_at = min(p + {{ m }}u, length - 1u) * KV + kv_head * {{ d4 }}u + lane;
+      let v_at = (min(p + {{ m }}u, end - 1u) + chunk.v) * KV + kv_head * {{ d4 }}u + lane;
 {% for g in range(group_size) %}
       let w{{ g }} = subgroupBroadcast(weight{{ g }}, {{ m }}u);
 {% endfor %}
 {% for i in range(parts) %}
-      let v{{ i }} = v_cache[v_at + {{ 4 * i }}u];
+      let v{{ i }} = {{ v_cache }}[v_at + {{ 4 * i }}u];
 {% for g in range(group_size) %}
       value{{ g }}_{{ i }} += w{{ g }} * v{{ i }};
 {% endfor %}
@@ -78,9 +81,10 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: ve
     }
 {% endfor %}
   }
+{% endcall %}
 {% for g in range(group_size) %}
   {
-    let at = (row * groups.x + group.x) * {{ heads }}u + kv_head * {{ group_size }}u + {{ g }}u;
+    let at = (number * groups.z + row) * {{ heads }}u + kv_head * {{ group_size }}u + {{ g }}u;
     let all = subgroupAdd(sum{{ g }});
     if (lane == 0u) { normals[at] = vec2f(highest{{ g }}, all); }
 {% for i in range(parts) %}

@@ -10,6 +10,7 @@
 // `arithmetic`  f32; dot4: in integers, four products an instruction (quantise.wgsl)
 {% import "formats.wgsl" as formats %}
 {% import "quantise.wgsl" as quantise %}
+{% import "kv.wgsl" as kv %}
 {% import "reduce.wgsl" as reduce %}
 {{ reduce.enable(subgroup) }}
 {% include "step.wgsl" %}
@@ -33,11 +34,14 @@
 @group(0) @binding({{ extra }}) var<storage, read> weight: array<vec4f>;
 {% elif before == "merge" %}
 @group(0) @binding({{ extra }}) var<storage, read> normals: array<vec2f>;  // [share][head]: maximum, sum
+{% if slabs %}
+@group(0) @binding({{ more }}) var<uniform> pages: array<vec4u, {{ slabs + 1 }}>;  // see kv.wgsl
+{% endif %}
 {% endif %}
 {% if after == "rope" %}
 @group(0) @binding({{ more }}) var<storage, read> turns: array<vec2f>;            // of this step: [pair]
-@group(0) @binding({{ more + 1 }}) var<storage, read_write> k_cache: array<vec2f>;   // [position][kv_heads * head_dim]
-@group(0) @binding({{ more + 2 }}) var<storage, read_write> v_cache: array<vec2f>;
+{{ kv.declare(slabs, more + 1, "read_write", "vec2f", "vec2f", 1) }}
+{{ kv.rows(slabs) }}
 {% endif %}
 
 const K4 = {{ k // 4 }}u;
@@ -138,7 +142,7 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
 {% set octets = k // 8 %}
 {% set turns_of_x = (octets + threads - 1) // threads %}
 {% if before == "merge" %}
-  let shares = min((step.length + {{ chunk - 1 }}u) / {{ chunk }}u, {{ most }}u);
+  let shares = min({{ kv.chunk_count(slabs, column, chunk) }}, {{ most }}u);
 {% endif %}
 {% if staged %}
 {% for c in range(turns_of_x) %}
@@ -341,9 +345,9 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
     y[2u * pair_at] = turned.x;
     y[2u * pair_at + 1u] = turned.y;
   } else if (pair_at < Q + KV) {
-    k_cache[step.position * KV + pair_at - Q] = turned;
+    {{ kv.k(slabs) }}[rows_of(step.position).x * KV + pair_at - Q] = turned;
   } else {
-    v_cache[step.position * KV + pair_at - Q - KV] = pair;
+    {{ kv.v(slabs) }}[rows_of(step.position).y * KV + pair_at - Q - KV] = pair;
   }
 {% endif %}
 }

@@ -4,11 +4,12 @@
 //
 // sin and cos of large angles are not accurate enough in WGSL, so the rotation of a position is the product of the
 // rotations of its binary digits, which the host computed in double precision (16 products: error about 2e-6).
+{% import "kv.wgsl" as kv %}
 {% include "step.wgsl" %}
 @group(0) @binding(1) var<storage, read> turns: array<vec2f>;          // [table][bit][pair]: cos, sin of 2^bit * frequency
 @group(0) @binding(2) var<storage, read_write> qkv: array<vec2f>;      // [row][(heads + 2 kv_heads) * head_dim]
-@group(0) @binding(3) var<storage, read_write> k_cache: array<vec2f>;  // [position][kv_heads * head_dim]
-@group(0) @binding(4) var<storage, read_write> v_cache: array<vec2f>;
+{{ kv.declare(slabs, 3, "read_write", "vec2f", "vec2f", 1) }}
+{{ kv.rows(slabs) }}
 
 const HALF = {{ head_dim // 2 }}u;        // pairs per head
 const ROTATED = {{ rope_dim // 2 }}u;     // of which the first are rotated
@@ -45,8 +46,8 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
   if (i < Q) {
     qkv[at] = rotate(pair, i % HALF, position);
   } else if (i < Q + KV) {
-    k_cache[position * KV + i - Q] = rotate(pair, (i - Q) % HALF, position);
+    {{ kv.k(slabs) }}[rows_of(position).x * KV + i - Q] = rotate(pair, (i - Q) % HALF, position);
   } else {
-    v_cache[position * KV + i - Q - KV] = pair;
+    {{ kv.v(slabs) }}[rows_of(position).y * KV + i - Q - KV] = pair;
   }
 }

@@ -62,7 +62,7 @@ class Adaptive:
         self._inflation = 0.0  # the credit of the last victim
 
     def size_class(self, request: Request) -> int:
-        nbytes, role, site = request
+        nbytes, role, site, _ = request
         series = (self._kv_series[site % PHASES] or self._series(site % PHASES)) if role is _KV else self._even
         index = bisect_left(series, nbytes)
         return series[index] if index < len(series) else round_up(nbytes, 256)
@@ -80,7 +80,7 @@ class Adaptive:
             if found.ahead:
                 found.ahead -= 1
             return free.pop()
-        lent = self._borrow(found, request.nbytes, classes)
+        lent = None if request.exact else self._borrow(found, request.nbytes, classes)
         if lent is None:
             found.regret(self._run)
         return lent

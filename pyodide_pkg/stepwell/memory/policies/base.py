@@ -18,6 +18,7 @@ class Request(NamedTuple):
     nbytes: int
     role: Role
     site: int = 0
+    exact: bool = False  # the size is what was asked for, not a class, and a larger buffer will not do
 
 
 class Policy(Protocol):
@@ -33,7 +34,7 @@ class Policy(Protocol):
     def acquire(self, request: Request, size: int) -> int | None:
         """The id of a free buffer of ``size`` bytes or more, or None: the pool creates one of ``size``.
 
-        ``size`` is what ``size_class`` said, or less where the device's limit is lower.
+        ``size`` is what ``size_class`` said, or less where the device's limit is lower or the request is ``exact``.
         """
 
     def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:

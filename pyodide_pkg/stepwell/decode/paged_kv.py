@@ -1,0 +1,182 @@
+"""KV mode ``paged``: pages that are added as the sequence grows, and never copied.
+
+A page is PAGE positions of K and V in every layer.  WGSL cannot choose a buffer by number and a kernel binds few, so
+pages come from the pool in *slabs*: runs of them in one buffer per layer, larger as the sequence is longer.  Their
+number grows with the logarithm of the length.  The pages of a prompt come in one slab: its end is known.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from struct import pack
+from typing import NamedTuple
+
+from stepwell.decode.kv_cache import Positions
+from stepwell.kernels.kv import KVShape, KVSlabs, LayerKV, PageTable, table_words
+from stepwell.launch.recorder import Recorder
+from stepwell.memory.buffer import Buffer, Role
+from stepwell.memory.pool import BufferPool
+
+PAGE = 16  # positions
+SPARE_PERCENT = 9  # what may be reserved beyond what is needed, of sequences of SHORT positions and more
+SHORT = 1000  # shorter ones may have up to as much as these
+
+
+class Slab(NamedTuple):
+    number: int  # of all that there ever were
+    first: int  # position
+    positions: int
+    buffers: list[Buffer]  # one per layer: the rows of K, then those of V
+
+    @property
+    def end(self) -> int:
+        return self.first + self.positions
+
+
+class PagedKV(Positions):
+    """Appended in place, in as many slabs as the sequence needs; steps under way keep what they were given."""
+
+    stable = True  # between two slabs
+    ahead = 1
+
+    def __init__(self, pool: BufferPool, shape: KVShape, capacity: int) -> None:
+        super().__init__(pool, shape, capacity)
+        self._shape = shape
+        self._slabs: list[Slab] = []
+        self._count = 0  # of slabs that there ever were
+        self._tables: list[Buffer] = []  # one per group of slabs that a launch binds together
+        self._stale = False  # the tables do not say which slabs there are
+        self._added: deque[int] = deque()  # per step under way: so many of the slabs are there since
+        self._last = 0  # the slab that the last step under way appends to
+
+    @property
+    def class_bytes(self) -> int:
+        """Of K or V of one layer, in all slabs."""
+        return sum(slab.buffers[0].size for slab in self._slabs) // 2
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        return (self._last, self._slabs[-1].number if self._slabs else 0)
+
+    def fits(self, rows: int) -> int:
+        """A step appends to one slab."""
+        begin = self.end
+        return next((min(rows, slab.end - begin) for slab in self._slabs if begin < slab.end), rows)
+
+    def extend(self, rows: int, reach: int = 0) -> Sequence[LayerKV]:
+        self._check_room(rows)
+        begin = self.end
+        self._added.append(0)
+        try:
+            for positions in self._missing(begin + rows, reach):
+                self._add(positions)
+                self._added[-1] += 1
+            self._describe()
+        except BaseException:
+            self._take_back(self._added.pop())
+            raise
+        self._last = next(number for number, slab in enumerate(self._slabs) if begin < slab.end)
+        self._rows.append(rows)
+        table = PageTable(self._shape, self._spans(), tuple(self._tables))
+        return [
+            KVSlabs(table, [slab.buffers[layer] for slab in self._slabs], self._last) for layer in range(self._layers)
+        ]
+
+    def preview(self, reach: int, buffer: Buffer) -> Sequence[LayerKV]:
+        spans, room = list(self._spans()), self._room
+        reach = min(reach, self._capacity)
+        for positions in self._missing(reach, reach):
+            spans.append((room, positions))
+            room += positions
+        groups = -(-len(spans) // self._shape.slabs)
+        table = PageTable(self._shape, tuple(spans), (buffer,) * groups)
+        return [KVSlabs(table, [buffer] * len(spans), len(spans) - 1)] * self._layers
+
+    def carry(self, rec: Recorder) -> None:
+        """The past is where it is."""
+
+    def commit(self) -> None:
+        self.length += self._rows.popleft()
+        self._added.popleft()
+
+    def abandon(self) -> None:
+        """What the steps under way have added goes, too: it may be what there was no memory for."""
+        self._rows.clear()
+        while self._added:
+            self._take_back(self._added.pop())
+
+    def close(self) -> None:
+        self._added.clear()
+        self._take_back(len(self._slabs))
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _room(self) -> int:
+        return self._slabs[-1].end if self._slabs else 0
+
+    def _spans(self) -> tuple[tuple[int, int], ...]:
+        return tuple([(slab.first, slab.positions) for slab in self._slabs])
+
+    def _missing(self, end: int, reach: int) -> list[int]:
+        """Positions of each slab that is to be added, so that there is room up to ``end``: several where the device
+        binds no buffer that large.
+        """
+        room = self._room
+        if end <= room:
+            return []
+        needed = max(end, min(reach, self._capacity))
+        wanted = max(whole_pages(needed), reserved_positions(needed) // PAGE * PAGE)
+        wanted = min(wanted, whole_pages(self._capacity)) - room
+        largest = max(PAGE, self._pool.largest(Role.KV) // (2 * self._width_bytes) // PAGE * PAGE)
+        return [largest] * ((wanted - 1) // largest) + [(wanted - 1) % largest + 1]
+
+    def _add(self, positions: int) -> None:
+        """One more slab in every layer, with a table if it opens a group; or nothing, and the reason raised."""
+        held: list[Buffer] = []
+        nbytes = 2 * positions * self._width_bytes
+        try:
+            for layer in range(self._layers):
+                # every position that is read was written before, by this step's append at the latest
+                buffer = self._pool.acquire(nbytes, Role.KV, f"kv.{layer}", layer, exact=True)
+                held.append(buffer)
+            if len(self._slabs) == len(self._tables) * self._shape.slabs:
+                size = 16 * (self._shape.slabs + 1)
+                table = self._pool.acquire(size, Role.UNIFORM, "page table", len(self._tables), host=True)
+                self._tables.append(table)
+        except BaseException:
+            self._give_back(held)
+            raise
+        self._count += 1
+        self._slabs.append(Slab(self._count, self._room, positions, held))
+        self._stale = True
+
+    def _take_back(self, count: int) -> None:
+        """The last ``count`` slabs are no more."""
+        for _ in range(count):
+            self._give_back(self._slabs.pop().buffers)
+            self._stale = True
+        while len(self._tables) > -(-len(self._slabs) // self._shape.slabs):
+            self._pool.release(self._tables.pop())
+
+    def _describe(self) -> None:
+        """Bring the tables up to date, in the queue's order: steps that were submitted see them as they were."""
+        if not self._stale:
+            return
+        for group, table in enumerate(self._tables):
+            words = table_words(self._shape, self._spans(), group)
+            self._pool.device.write_buffer(table.id, 0, pack(f"<{len(words)}I", *words))
+        self._stale = False
+
+    def _give_back(self, buffers: list[Buffer]) -> None:
+        while buffers:
+            self._pool.release(buffers.pop())
+
+
+def reserved_positions(needed: int) -> int:
+    """How many positions there may be room for where ``needed`` are; short sequences double a few times."""
+    suits_short = SHORT * (100 + SPARE_PERCENT) // 100
+    return max(min(max(2 * needed, suits_short // 4), suits_short), needed * (100 + SPARE_PERCENT) // 100)
+
+
+def whole_pages(positions: int) -> int:
+    return -(-positions // PAGE) * PAGE

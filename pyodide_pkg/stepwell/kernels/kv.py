@@ -1,0 +1,142 @@
+"""The K and V of one layer, as the kernels that append and read them bind them: whole tensors, or slabs of pages.
+
+Attention works chunk by chunk: so many positions to a workgroup, whose results are put together afterwards.  What a
+model records does not say where K and V are; ``wgsl/kv.wgsl`` is the other half of this module.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+from stepwell.launch.recorder import ByLength, Constant, Grid
+from stepwell.memory.buffer import Buffer
+
+Constants = tuple[tuple[str, Constant], ...]
+UNUSED = 0xFFFF_FFFF  # in a table: beyond every position and chunk
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+class KVShape(NamedTuple):
+    """What a model's KV cache is made of.
+
+    ``width_bytes`` are of one position of one K or V tensor.  A launch that reads binds ``slabs`` slabs; ``chunks`` are
+    the positions of a workgroup of attention, for the steps of many rows and for those of one.
+    """
+
+    layers: int
+    width_bytes: int
+    slabs: int = 1
+    chunks: tuple[int, int] = (64, 64)
+
+
+class LayerKV(Protocol):
+    """What the operations that append to the K and V of a layer, and read them, bind beside their own buffers."""
+
+    def append_constants(self) -> Constants: ...
+
+    def appended(self) -> tuple[Buffer, ...]: ...
+
+    def read_constants(self, chunk: int) -> Constants:
+        """Of attention by chunks of that many positions, and of what puts the chunks together."""
+
+    def reads(self, chunk: int, y: int, z: int, shares: int = 0) -> Iterator[tuple[tuple[Buffer, ...], Grid]]:
+        """Per launch that it takes to read all positions: what it binds, and its grid: a workgroup to a chunk in x, or
+        so many that share all chunks.
+        """
+
+    def counted(self) -> tuple[Buffer, ...]:
+        """Where the number of chunks is found by what puts them together."""
+
+    def chunks(self, length: int, chunk: int) -> int:
+        """How many chunks of that size ``length`` positions have."""
+
+
+class KVTensors(NamedTuple):
+    """K and V [position][kv_heads * head_dim], a buffer each."""
+
+    k: Buffer
+    v: Buffer
+
+    def append_constants(self) -> Constants:
+        return (("slabs", 0),)
+
+    def appended(self) -> tuple[Buffer, ...]:
+        return self
+
+    def read_constants(self, chunk: int) -> Constants:
+        return (("slabs", 0), ("chunk", chunk))
+
+    def reads(self, chunk: int, y: int, z: int, shares: int = 0) -> Iterator[tuple[tuple[Buffer, ...], Grid]]:
+        yield self, ByLength(chunk, y, z)
+
+    def counted(self) -> tuple[Buffer, ...]:
+        return ()
+
+    def chunks(self, length: int, chunk: int) -> int:
+        return ceil_div(length, chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """Which positions are in which slab, the same in every layer.
+
+    ``slabs`` are (first position, positions) in order; ``groups`` the tables of those that a launch binds together, on
+    the GPU: see ``table_words``.
+    """
+
+    shape: KVShape
+    slabs: tuple[tuple[int, int], ...]
+    groups: tuple[Buffer, ...]
+
+    def chunks(self, chunk: int, slabs: slice = slice(None)) -> int:
+        """How many of that size; a chunk is in one slab."""
+        return sum(ceil_div(positions, chunk) for _, positions in self.slabs[slabs])
+
+
+@dataclass(frozen=True, slots=True)
+class KVSlabs:
+    """One layer's slabs in order, each with the K and V of a run of positions; the step appends to ``last``."""
+
+    table: PageTable
+    slabs: Sequence[Buffer]
+    last: int
+
+    def append_constants(self) -> Constants:
+        return (("slabs", self.table.shape.slabs),)
+
+    def appended(self) -> tuple[Buffer, ...]:
+        return self.table.groups[self.last // self.table.shape.slabs], self.slabs[self.last]
+
+    def read_constants(self, chunk: int) -> Constants:
+        column = "zw"[self.table.shape.chunks.index(chunk)]
+        return (("slabs", self.table.shape.slabs), ("column", column), ("chunk", chunk))
+
+    def reads(self, chunk: int, y: int, z: int, shares: int = 0) -> Iterator[tuple[tuple[Buffer, ...], Grid]]:
+        bound = self.table.shape.slabs
+        for number, table in enumerate(self.table.groups):
+            group = slice(number * bound, (number + 1) * bound)
+            slabs = tuple(self.slabs[group])
+            rest = slabs[-1:] * (bound - len(slabs))
+            workgroups = min(self.table.chunks(chunk), shares) if shares else self.table.chunks(chunk, group)
+            yield (table, *slabs, *rest), (workgroups, y, z)
+
+    def counted(self) -> tuple[Buffer, ...]:
+        return self.table.groups[-1:]
+
+    def chunks(self, length: int, chunk: int) -> int:
+        """Of all slabs, however many of their positions are filled."""
+        return self.table.chunks(chunk)
+
+
+def table_words(shape: KVShape, slabs: Sequence[tuple[int, int]], group: int) -> list[int]:
+    """The 32-bit words of a group's table: how ``wgsl/kv.wgsl`` finds a chunk's slab, and a position's."""
+    counts = [list(accumulate((ceil_div(n, chunk) for _, n in slabs), initial=0)) for chunk in shape.chunks]
+    end = min((group + 1) * shape.slabs, len(slabs))
+    words = [*(count[end] for count in counts), *(count[-1] for count in counts)]
+    for slab in range(group * shape.slabs, (group + 1) * shape.slabs):
+        words += [*slabs[slab], *(count[slab] for count in counts)] if slab < len(slabs) else [UNUSED] * 4
+    return words
