@@ -19,6 +19,7 @@ PATHS = {"rows": {22, 23}, "one row": {14, 15}}  # launches of a decode step: ar
 SOURCE = """
 from base64 import b64decode
 from stepwell import BufferPool, open_device
+from stepwell.decode import paged_kv
 from stepwell.decode.session import DecodeSession, Generation
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
@@ -45,7 +46,9 @@ async def main(args):
             return events
 
         by_host = await generate("static", top_logits=args["best"])
+        paged_kv.SHORT, paged_kv.PAGE = 60, 4  # as if these short sequences were long ones, with several slabs
         by_gpu = await generate(args["kv"])
+        paged_kv.SHORT, paged_kv.PAGE = 1000, 16
         return {
             "logits": [event.top_logits for event in by_host],
             "ids": [[event.id for event in events] for events in (by_host, by_gpu)],
@@ -70,7 +73,7 @@ def test_ids_and_logits_are_those_of_transformers(lab: Lab, tmp_path: Path, name
     data = file.read_bytes()
     assert hashlib.sha256(data).hexdigest() == stored["sha256"], "not the model that the file is about"
     arguments = {"data": encode(data), "prompt": stored["prompt_ids"], "steps": STEPS, "best": 8}
-    kv = "grow" if path == "rows" else "static"
+    kv = "grow" if path == "rows" else "paged"
     found = lab.run(SOURCE, fused="on" if path == "one row" else "off", kv=kv, **arguments)
     assert found["ids"] == [stored["ids"]] * 2
     assert found["launches"] in PATHS[path]
