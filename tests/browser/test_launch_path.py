@@ -220,8 +220,8 @@ async def main(args):
     class Interrupted(Recorder):
         '''A host that writes something before the n-th launch of a step, another n at every step.'''
         __slots__ = ("left",)
-        def __init__(self, position=0, rows=1, shapes=None):
-            super().__init__(position, rows, shapes)
+        def __init__(self, position=0, rows=1, shapes=None, draw=0):
+            super().__init__(position, rows, shapes, draw)
             self.left = interrupt[0] and position % interrupt[0] + 2
         def launch(self, *args, **more):
             self.left -= 1
@@ -404,7 +404,7 @@ def test_calls_to_js_per_token(thirty_layers: Lab) -> None:
     assert pool <= sum(record["tokens"][i]["ms"] for i in steady) / 16 + 1
     crossed = thirty_layers.js("globalThis.crossed")
     kinds = {tuple(entry) for entry in crossed if entry[0] in ("replay", "readBuffer")}
-    assert kinds == {("replay", *["number"] * 5), ("readBuffer", *["number"] * 4)}
+    assert kinds == {("replay", *["number"] * 6), ("readBuffer", *["number"] * 4)}
 
 
 def test_time_to_encode_a_token(thirty_layers: Lab) -> None:

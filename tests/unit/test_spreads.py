@@ -58,6 +58,6 @@ def test_integers_where_the_adapter_knows_them_and_a_workgroup_has_room_for_x() 
     assert default_spread(integers, 576, matrix(576, 1536)).arithmetic == "dot4"
     assert default_spread(integers, 576, matrix(576, 1536, "F16")).arithmetic == "f32"
     assert default_spread(replace(integers, subgroup=0), 576, matrix(576, 1536)).arithmetic == "f32"
-    widest = (GPU.workgroup_bytes - 12_288) // 80 * 32
+    widest = (GPU.workgroup_bytes - 8_192) // 80 * 32
     assert default_spread(integers, 576, matrix(576, widest)).arithmetic == "dot4"
     assert default_spread(integers, 576, matrix(576, widest + 32)).arithmetic == "f32"

@@ -12,7 +12,6 @@ from stepwell.launch.recorder import Launch, Variant
 
 QUAD_THREADS = 4  # of a workgroup of matmul_quad
 _AHEAD = (0, 1, 2, 4, 8)  # blocks of weights
-_MERGE_BYTES = 8192  # of workgroup memory, for the factors of attention's shares
 _MOST_PER_QUAD = 16  # outputs of its threads: more take long to compile
 
 
@@ -98,7 +97,7 @@ def fits(key: ProductKey, spread: Spread, tuning: Tuning) -> bool:
     values = halves * sets * wide * per + wide * per * (key.after == "rope")
     if key.before == "norm":
         values += threads // max(1, lanes)
-    nbytes = 4 * values + _MERGE_BYTES * (key.before == "merge")
+    nbytes = 4 * values
     if key.arithmetic == "dot4":
         nbytes += key.k // 32 * QUANTISED_BYTES
     elif key.before != "plain":

@@ -17,7 +17,7 @@ from stepwell.memory.buffer import Buffer
 After = Literal["plain", "residual", "swiglu"]
 _SHAPE = (1,)
 QUANTISED_BYTES = 80  # of workgroup memory per block of 32 values (``wgsl/quantise.wgsl``)
-_BESIDE_BYTES = 12288  # of workgroup memory, for sums, reductions and the weights of shares
+_BESIDE_BYTES = 8192  # of workgroup memory, for sums and reductions
 
 
 class FusedOps:

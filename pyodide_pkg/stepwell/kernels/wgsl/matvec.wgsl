@@ -64,25 +64,38 @@ var<workgroup> results: array<f32, {{ wide * per }}>;
 {% if before == "norm" %}
 {{ reduce.declare(threads, subgroup) }}
 {% elif before == "merge" %}
+struct Merged {
+  top: f32,
+  sum: f32,
+  e0: vec4f,
+  e1: vec4f,
+}
 
-{% set padded = (most + 3) // 4 * 4 %}
-var<workgroup> factors: array<array<f32, {{ padded }}>, {{ heads }}>;  // of each share: 0 where there is none
-
-// Four values of x: the shares of attention, weighed, from the fifth on. What there is not has the weight 0.
-fn further(i: u32, shares: u32) -> vec4f {
-  let head = i / {{ head_dim // 4 }}u;
-  var value = vec4f(0.0);
-  for (var c = 4u; c < shares; c += 4u) {
-{% for u in range(4) %}
-    let x{{ u }} = x[min(c + {{ u }}u, shares - 1u) * K4 + i];
-{% endfor %}
-{% for u in range(4) %}
-    value += x{{ u }} * factors[head][c + {{ u }}u];
-{% endfor %}
-  }
-  return value;
+// Takes in four more shares of eight values of x. Those that there are not have the weight 0.
+fn merge(before: Merged, n: array<vec2f, 4>, x0: array<vec4f, 4>, x1: array<vec4f, 4>) -> Merged {
+  let top = max(max(before.top, max(n[0].x, n[1].x)), max(n[2].x, n[3].x));
+  let kept = exp(before.top - top);
+  let part = vec4f({% for u in range(4) %}exp(n[{{ u }}].x - top){{ ", " if not loop.last }}{% endfor %});
+  return Merged(
+    top,
+    before.sum * kept + {% for u in range(4) %}n[{{ u }}].y * part[{{ u }}]{{ " + " if not loop.last }}{% endfor %},
+    before.e0 * kept + {% for u in range(4) %}x0[{{ u }}] * part[{{ u }}]{{ " + " if not loop.last }}{% endfor %},
+    before.e1 * kept + {% for u in range(4) %}x1[{{ u }}] * part[{{ u }}]{{ " + " if not loop.last }}{% endfor %},
+  );
 }
 {% endif %}
+
+{# Four shares from c on, of octet i: NAMEn, NAMEx0, NAMEx1. #}
+{% macro shares_of(i, c, name) %}
+let {{ name }}n = array(
+{% for u in range(4) %}
+  select(vec2f(-1e30, 0.0), normals[min({{ c }} + {{ u }}u, shares - 1u) * {{ heads }}u + {{ i }} / {{ head_dim // 8 }}u], {{ c }} + {{ u }}u < shares),
+{% endfor %}
+);
+{% for half in range(2) %}
+let {{ name }}x{{ half }} = array({% for u in range(4) %}x[min({{ c }} + {{ u }}u, shares - 1u) * K4 + 2u * {{ i }} + {{ half }}u]{{ ", " if not loop.last }}{% endfor %});
+{% endfor %}
+{% endmacro %}
 
 {# Names of what a thread has of block a of its set: row r, half 0 or 1 of swiglu. #}
 {% macro fetch(a, block) %}
@@ -153,11 +166,7 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
   let x1_{{ c }} = x[2u * i{{ c }} + 1u];
 {% endif %}
 {% if before == "merge" %}
-{% for half in range(2) %}
-{% for u in range(4) %}
-  let share{{ c }}_{{ half }}_{{ u }} = x[min({{ u }}u, shares - 1u) * K4 + 2u * i{{ c }} + {{ half }}u];
-{% endfor %}
-{% endfor %}
+  {{ shares_of("i%d" % c, "0u", "first%d_" % c) | trim | indent(2) }}
 {% endif %}
 {% if before == "norm" %}
   let weight0_{{ c }} = weight[2u * i{{ c }}];
@@ -203,51 +212,19 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
   let all_squares = total_of_all(dot(squares, vec4f(1.0)), thread);
 {% endif %}
 {% endif %}
-{% if before == "merge" %}
-{% if subgroup %}
-{% set subgroups = threads // subgroup %}
-{% set own = (padded + subgroup - 1) // subgroup %}
-{% for turn in range((heads + subgroups - 1) // subgroups) %}
-  {
-    let head = min(subgroup + {{ turn * subgroups }}u, {{ heads - 1 }}u);
-{% for i in range(own) %}
-    let c{{ i }} = lane + {{ i * subgroup }}u;
-    let normal{{ i }} = select(vec2f(-1e30, 0.0), normals[min(c{{ i }}, shares - 1u) * {{ heads }}u + head], c{{ i }} < shares);
-{% endfor %}
-    let top = subgroupMax({% for i in range(own - 1) %}max({% endfor %}normal0.x{% for i in range(1, own) %}, normal{{ i }}.x){% endfor %});
-    let sum = subgroupAdd({% for i in range(own) %}normal{{ i }}.y * exp(normal{{ i }}.x - top){{ " + " if not loop.last }}{% endfor %});
-{% for i in range(own) %}
-    if (c{{ i }} < {{ padded }}u) { factors[head][c{{ i }}] = exp(normal{{ i }}.x - top) / sum; }
-{% endfor %}
-  }
-{% endfor %}
-{% else %}
-  for (var head = thread; head < {{ heads }}u; head += THREADS) {
-    var top = -1e30;
-    for (var c = 0u; c < shares; c++) { top = max(top, normals[c * {{ heads }}u + head].x); }
-    var sum = 0.0;
-    for (var c = 0u; c < shares; c++) {
-      let normal = normals[c * {{ heads }}u + head];
-      sum += normal.y * exp(normal.x - top);
-    }
-    for (var c = 0u; c < {{ padded }}u; c++) {
-      let normal = normals[min(c, shares - 1u) * {{ heads }}u + head];
-      factors[head][c] = select(0.0, exp(normal.x - top) / sum, c < shares);
-    }
-  }
-{% endif %}
-  workgroupBarrier();
-{% endif %}
 {% if staged %}
 {% for c in range(turns_of_x) %}
 {% if before == "norm" %}
   let e0_{{ c }} = x0_{{ c }} * weight0_{{ c }};
   let e1_{{ c }} = x1_{{ c }} * weight1_{{ c }};
 {% elif before == "merge" %}
-{% for half in range(2) %}
-  let head{{ c }}_{{ half }} = (2u * i{{ c }} + {{ half }}u) / {{ head_dim // 4 }}u;
-  let e{{ half }}_{{ c }} = {% for u in range(4) %}share{{ c }}_{{ half }}_{{ u }} * factors[head{{ c }}_{{ half }}][{{ u }}] + {% endfor %}further(2u * i{{ c }} + {{ half }}u, shares);
-{% endfor %}
+  var merged{{ c }} = merge(Merged(-1e30, 0.0, vec4f(0.0), vec4f(0.0)), first{{ c }}_n, first{{ c }}_x0, first{{ c }}_x1);
+  for (var share = 4u; share < shares; share += 4u) {
+    {{ shares_of("i%d" % c, "share", "more_") | trim | indent(4) }}
+    merged{{ c }} = merge(merged{{ c }}, more_n, more_x0, more_x1);
+  }
+  let e0_{{ c }} = merged{{ c }}.e0 / merged{{ c }}.sum;
+  let e1_{{ c }} = merged{{ c }}.e1 / merged{{ c }}.sum;
 {% else %}
   let e0_{{ c }} = x0_{{ c }};
   let e1_{{ c }} = x1_{{ c }};
