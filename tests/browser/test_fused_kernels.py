@@ -30,7 +30,7 @@ pytestmark = pytest.mark.browser
 
 GPU = replace(
     tuning_for(DeviceInfo("", "", "a GPU", False, {}, frozenset())),
-    argmax_parts=4, decode_chunk=32, attention_threads=32, attention_lanes=4, attention_shares=3,
+    argmax_parts=4, decode_chunk=32, attention_threads=32, attention_lanes=4, attention_shares=5,
     workgroups=4, decode_ahead=2, slabs=2,
 )  # fmt: skip
 TUNINGS = {
@@ -219,6 +219,7 @@ ATTENTIONS = [
     *(Attention(tuning, (4, 2, 16), 100, top=80) for tuning in TUNINGS),
     *(Attention(tuning, (4, 2, 16), 200, window=window) for tuning in TUNINGS for window in (1, 50, 300)),
     Attention("integers", (8, 4, 16), 700),  # several tiles for each share
+    Attention("integers", (12, 6, 16), 700),  # fewer shares
     *(Attention(tuning, (4, 2, 16), length, slabs=SLABS) for tuning in TUNINGS for length in (1, 96, 97, 290)),
     *(Attention("subgroups", heads, 250, slabs=SLABS) for heads in ((9, 3, 64), (3, 3, 24))),
     *(Attention(tuning, (4, 2, 16), 250, window=100, slabs=SLABS) for tuning in ("wide", "integers")),
@@ -239,7 +240,7 @@ def attention_case(shape: Attention) -> Case:
         q *= shape.top / np.abs(reference.attention(q, k, v, shape.length - 1).scores).max()
     tuning = TUNINGS[shape.tuning]
     tiles = sum(-(-positions // tuning.decode_chunk) for positions in shape.slabs or (shape.length,))
-    chunks = min(tiles, tuning.attention_shares)
+    chunks = min(tiles, FusedOps(tuning).shares(Heads(*shape.heads, head_dim)))
     caches = cache_buffers(cache["k"], cache["v"], shape.slabs)
     partials, normals = Ops(tuning).partials_bytes(Heads(*shape.heads, head_dim), (1, chunks))
     k_size = heads * head_dim // 32 * 32

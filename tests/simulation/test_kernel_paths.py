@@ -72,7 +72,7 @@ def test_rows_that_no_workgroup_can_hold(model: Path) -> None:
         session.close()
         before = lab.pool.in_use_bytes
         wanted = lab.another(LaunchOptions(fused=Switch.ON))
-        with pytest.raises(BadRequest, match=r"fused is on, but a row of 64 values takes 8,448 B .* gives it 8,192 B"):
+        with pytest.raises(BadRequest, match=r"fused is on, but a row of 64 values takes 9,600 B .* gives it 8,192 B"):
             lab.session(launcher=wanted)
         assert lab.pool.in_use_bytes == before
         wanted.close()

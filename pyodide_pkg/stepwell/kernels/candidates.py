@@ -5,7 +5,7 @@ from dataclasses import asdict, fields, replace
 from itertools import product
 from typing import Any
 
-from stepwell.kernels.fused import QUANTISED_BYTES
+from stepwell.kernels.fused import QUANTISED_BYTES, team_bytes
 from stepwell.kernels.kv import ceil_div
 from stepwell.kernels.tuning import ProductKey, Spread, Tuning
 from stepwell.launch.recorder import Launch, Variant
@@ -97,7 +97,7 @@ def fits(key: ProductKey, spread: Spread, tuning: Tuning) -> bool:
     values = halves * sets * wide * per + wide * per * (key.after == "rope")
     if key.before == "norm":
         values += threads // max(1, lanes)
-    nbytes = 4 * values
+    nbytes = 4 * values + (team_bytes(tuning, key.k) if key.before == "merge" else 0)
     if key.arithmetic == "dot4":
         nbytes += key.k // 32 * QUANTISED_BYTES
     elif key.before != "plain":

@@ -17,6 +17,7 @@ from stepwell.memory.buffer import Buffer
 After = Literal["plain", "residual", "swiglu"]
 _SHAPE = (1,)
 QUANTISED_BYTES = 80  # of workgroup memory per block of 32 values (``wgsl/quantise.wgsl``)
+_TEAM_BYTES = 48  # of workgroup memory, what a thread has merged of eight values
 _BESIDE_BYTES = 8192  # of workgroup memory, for sums and reductions
 
 
@@ -32,7 +33,12 @@ class FusedOps:
 
     def needs(self, longest: int) -> int:
         """Bytes of a workgroup's memory for a vector of so many values."""
-        return 4 * longest + _BESIDE_BYTES
+        return 4 * longest + _BESIDE_BYTES + team_bytes(self.tuning, longest)
+
+    def shares(self, heads: Heads) -> int:
+        """Partial results of attention, at most: with few heads of K and V it takes more to keep the GPU busy."""
+        most = self.tuning.attention_shares
+        return 2 * most if heads.kv_heads <= 4 else most
 
     def rope_turns(self, rec: Recorder, digits: Buffer, turns: Buffer, heads: Heads, long_from: int = 0) -> None:
         """turns[pair] = the rotation of the step's position; ``long_from`` as in ``Ops.rope_append``."""
@@ -79,11 +85,11 @@ class FusedOps:
             "attention_decode",
             (
                 *heads.constants(), ("window", heads.window), *kv.read_constants(chunk),
-                ("most", tuning.attention_shares), ("threads", threads),
+                ("most", self.shares(heads)), ("threads", threads),
                 ("subgroup", tuning.subgroup), ("lanes", lanes), ("together", together),
             ),
         )  # fmt: skip
-        for bound, grid in kv.reads(chunk, heads.kv_heads, 1, tuning.attention_shares):
+        for bound, grid in kv.reads(chunk, heads.kv_heads, 1, self.shares(heads)):
             rec.launch(variant, (q, partials, normals, *bound), grid, "attention", shape)
 
     def merged_product(
@@ -92,7 +98,8 @@ class FusedOps:
         """y += (the chunks of attention put together) W^T."""
         constants: Constants = (
             ("before", "merge"), ("after", "residual"), ("heads", heads.heads), ("head_dim", heads.head_dim),
-            *kv.read_constants(self.tuning.decode_chunk), ("most", self.tuning.attention_shares),
+            *kv.read_constants(self.tuning.decode_chunk), ("most", self.shares(heads)),
+            ("teams", teams_of(self.tuning, matrix.k)),
         )  # fmt: skip
         self._launch(rec, matrix, "attn_output", constants, (partials, y), (normals, *kv.counted()))
 
@@ -117,6 +124,16 @@ class FusedOps:
         shape = {"format": matrix.format, "k": matrix.k, "n": matrix.n, "subgroup": tuning.subgroup}
         key = ProductKey.of("matvec", {**around, **shape, "arithmetic": default.arithmetic})
         return tuning.spreads.get(key, default)
+
+
+def teams_of(tuning: Tuning, width: int) -> int:
+    """Threads that merge the shares of eight values of a row together: as many as leave memory for what they find."""
+    return 1 + min(3, tuning.workgroup_bytes // 4 // _TEAM_BYTES // (width // 8))
+
+
+def team_bytes(tuning: Tuning, width: int) -> int:
+    """Of a workgroup's memory, for that."""
+    return (teams_of(tuning, width) - 1) * (width // 8) * _TEAM_BYTES
 
 
 def default_spread(tuning: Tuning, outputs: int, matrix: Matrix) -> Spread:

@@ -189,7 +189,7 @@ class Steps:
         q = scope.acquire(4 * c.n_heads * c.head_dim, "q")
         hidden = scope.acquire(4 * c.ffn_size, "hidden")
         turns = scope.acquire(4 * c.rope_dim, "turns")
-        tiles, most = fused.tuning.decode_chunk, fused.tuning.attention_shares
+        tiles, most = fused.tuning.decode_chunk, fused.shares(heads)
         shape, partials, normals = self._attention_workspaces(rec, scope, kv[0], reach, tiles, most)
         self._ops.embed(rec, ids, x, w.matrix("token_embd"), 1)
         fused.rope_turns(rec, self._turns, turns, heads, self._long_from(1, reach))

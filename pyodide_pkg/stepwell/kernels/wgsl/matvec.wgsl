@@ -19,6 +19,9 @@
 {% set outputs = n // 2 if after == "swiglu" else n %}
 {% set halves = 2 if after == "swiglu" else 1 %}
 {% set threads = wide * splits %}
+{% if before == "merge" %}
+{% set teams = [1, [teams, threads // (k // 8)] | min] | max %}
+{% endif %}
 {% set blocks = k // 32 %}
 {% set dot4 = arithmetic == "dot4" %}
 {% set staged = dot4 or before != "plain" %}
@@ -70,6 +73,16 @@ struct Merged {
   e0: vec4f,
   e1: vec4f,
 }
+{% if teams > 1 %}
+var<workgroup> of_teams: array<Merged, {{ (teams - 1) * k // 8 }}>;
+
+fn join(a: Merged, b: Merged) -> Merged {
+  let top = max(a.top, b.top);
+  let of_a = exp(a.top - top);
+  let of_b = exp(b.top - top);
+  return Merged(top, a.sum * of_a + b.sum * of_b, a.e0 * of_a + b.e0 * of_b, a.e1 * of_a + b.e1 * of_b);
+}
+{% endif %}
 
 // Takes in four more shares of eight values of x. Those that there are not have the weight 0.
 fn merge(before: Merged, n: array<vec2f, 4>, x0: array<vec4f, 4>, x1: array<vec4f, 4>) -> Merged {
@@ -159,14 +172,18 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
 {% endif %}
 {% if staged %}
 {% for c in range(turns_of_x) %}
-{% set inside = "thread + %du < %du" % (c * threads, octets) %}
+{% if before == "merge" and teams > 1 %}
+  let i0 = thread % {{ octets }}u;
+  let team = thread / {{ octets }}u;  // those of an octet share the shares
+{% else %}
   let i{{ c }} = min(thread + {{ c * threads }}u, {{ octets - 1 }}u);
+{% endif %}
 {% if before != "merge" %}
   let x0_{{ c }} = x[2u * i{{ c }}];
   let x1_{{ c }} = x[2u * i{{ c }} + 1u];
 {% endif %}
 {% if before == "merge" %}
-  {{ shares_of("i%d" % c, "0u", "first%d_" % c) | trim | indent(2) }}
+  {{ shares_of("i%d" % c, "4u * team" if teams > 1 else "0u", "first%d_" % c) | trim | indent(2) }}
 {% endif %}
 {% if before == "norm" %}
   let weight0_{{ c }} = weight[2u * i{{ c }}];
@@ -219,10 +236,21 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
   let e1_{{ c }} = x1_{{ c }} * weight1_{{ c }};
 {% elif before == "merge" %}
   var merged{{ c }} = merge(Merged(-1e30, 0.0, vec4f(0.0), vec4f(0.0)), first{{ c }}_n, first{{ c }}_x0, first{{ c }}_x1);
-  for (var share = 4u; share < shares; share += 4u) {
+  for (var share = {{ "4u * team + %du" % (4 * teams) if teams > 1 else "4u" }}; share < shares; share += {{ 4 * teams }}u) {
     {{ shares_of("i%d" % c, "share", "more_") | trim | indent(4) }}
     merged{{ c }} = merge(merged{{ c }}, more_n, more_x0, more_x1);
   }
+{% if teams > 1 %}
+  if (shares > 4u) {  // the other teams had something to do
+    if (team > 0u && team < {{ teams }}u) { of_teams[thread - {{ octets }}u] = merged0; }
+    workgroupBarrier();
+    if (team == 0u) {
+{% for t in range(teams - 1) %}
+      merged0 = join(merged0, of_teams[thread + {{ t * octets }}u]);
+{% endfor %}
+    }
+  }
+{% endif %}
   let e0_{{ c }} = merged{{ c }}.e0 / merged{{ c }}.sum;
   let e1_{{ c }} = merged{{ c }}.e1 / merged{{ c }}.sum;
 {% else %}
