@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import Lab, encode
+from tests.browser.test_oracle import LOGIT_TOLERANCE
 from tests.tiny_architectures import STEPS, TINY_MODELS, reference_file
 
 pytestmark = pytest.mark.browser
@@ -42,8 +43,11 @@ async def main(args):
             session = DecodeSession(model, launcher, kv=kv, context=context)
             generation = Generation(max_tokens=args["steps"], **options)
             events = [event async for event in session.generate(args["prompt"], generation)]
+            in_integers.append(session.kernels["dot4"])
             session.close()
             return events
+
+        in_integers = []
 
         by_host = await generate("static", top_logits=args["best"])
         paged_kv.SHORT, paged_kv.PAGE = 60, 4  # as if these short sequences were long ones, with several slabs
@@ -53,6 +57,7 @@ async def main(args):
             "logits": [event.top_logits for event in by_host],
             "ids": [[event.id for event in events] for events in (by_host, by_gpu)],
             "launches": min(event.counters.launches for event in by_gpu[1:]),
+            "in_integers": in_integers,
             "replayed": sum(event.counters.replayed for event in by_gpu),
         }
     finally:
@@ -64,6 +69,8 @@ async def main(args):
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_ids_and_logits_are_those_of_transformers(lab: Lab, tmp_path: Path, name: str, path: str) -> None:
     """Tolerance 1e-3: f32 sums of at most 192 products on both sides, logits of tens of units (1.4e-4 reached).
+
+    Where products are in integers, as on GPUs, it is that of the demo model's logits (4.1e-3 reached on an H200).
 
     The ids are chosen by the host, and by the GPU in steps that are replayed.
     """
@@ -83,4 +90,4 @@ def test_ids_and_logits_are_those_of_transformers(lab: Lab, tmp_path: Path, name
         logits = dict(map(tuple, found["logits"][int(step)]))
         worst = max(worst, *(abs(logits[index] - logit) for index, logit in best))
     print(f"{name}, {path}: largest logit difference {worst:.1e}")
-    assert worst <= 1e-3
+    assert worst <= (LOGIT_TOLERANCE if any(found["in_integers"]) else 1e-3)

@@ -657,6 +657,6 @@ async def main(args):
 
     def of_rows(tuning: Tuning) -> Tuning:
         """But for the decode step, which is tested in test_fused_kernels.py with small workgroups."""
-        return replace(tuning, subgroup=0, workgroup_bytes=0, decode_threads=0)
+        return replace(tuning, subgroup=0, dot4=False, slabs=0, workgroup_bytes=0, decode_threads=0)
 
     assert of_rows(own) in [of_rows(tuning) for tuning in TUNINGS.values()]

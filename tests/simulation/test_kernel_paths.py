@@ -13,6 +13,7 @@ from stepwell.gpu.fake_device import FAKE_INFO
 from stepwell.launch.options import LaunchOptions, Switch
 from stepwell.memory.buffer import Role
 from tests.decode_lab import LAYERS, DecodeLab, templates_rendered_once, tokens, write_model
+from tests.tiny_llama import write_tiny_llama
 
 __all__ = ["templates_rendered_once"]
 
@@ -56,6 +57,24 @@ def test_one_model_serves_every_path(model: Path) -> None:
         assert lab.pool.ledger.reserved_by_role()[Role.WEIGHTS.value] == weights
         for launcher in launchers.values():
             launcher.close()
+        lab.close()
+
+    asyncio.run(run())
+
+
+def test_heads_that_are_no_whole_octets(tmp_path: Path) -> None:
+    """``auto`` goes without fused steps, ``on`` is an error."""
+    write_tiny_llama(tmp_path / "odd.gguf", n_heads=8, n_kv_heads=8, head_dim=12, hidden=96)
+
+    async def run() -> None:
+        lab = await DecodeLab(info=replace(FAKE_INFO, is_fallback=False)).load(tmp_path / "odd.gguf")
+        session = lab.session()
+        assert session.kernels == {"kernels": "split", "fused": False, "subgroups": 0, "dot4": False}
+        session.close()
+        wanted = lab.another(LaunchOptions(fused=Switch.ON))
+        with pytest.raises(BadRequest, match="fused is on, but heads have 12 values, and its kernels take eight"):
+            lab.session(launcher=wanted)
+        wanted.close()
         lab.close()
 
     asyncio.run(run())

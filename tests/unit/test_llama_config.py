@@ -160,7 +160,7 @@ def test_values_that_no_model_has_are_bad_files(changes: dict[str, Any], message
 
 def test_head_dimensions_that_no_kernel_has_are_refused_before_anything_is_loaded() -> None:
     lengths = {"llama__attention__key_length": 6, "llama__attention__value_length": 6}
-    with pytest.raises(Unsupported, match="head_dim is 6; the kernels take eight values at a time"):
+    with pytest.raises(Unsupported, match="head_dim is 6; the kernels read four values at a time"):
         config_of(**lengths, llama__rope__dimension_count=6)
 
 

@@ -52,6 +52,13 @@ def test_a_measured_spread_goes_before_the_rule_for_its_product_alone() -> None:
     assert launched(tuned, 576, 1504) == launched(GPU, 576, 1504)
 
 
+def test_what_is_read_ahead_leaves_room_for_a_norm_and_for_other_rows() -> None:
+    assert default_spread(GPU, 576, matrix(576, 1536)).ahead == GPU.decode_ahead
+    assert default_spread(GPU, 576, matrix(576, 1536), "norm").ahead == GPU.decode_ahead // 2
+    assert default_spread(GPU, 1536, matrix(3072, 576), "norm").ahead == GPU.decode_ahead // 2  # gate and up
+    assert default_spread(GPU, 200_064, matrix(200_064, 3072), "norm").ahead == 1  # four outputs per thread
+
+
 def test_integers_where_the_adapter_knows_them_and_a_workgroup_has_room_for_x() -> None:
     integers = replace(GPU, dot4=True)
     assert default_spread(GPU, 576, matrix(576, 1536)).arithmetic == "f32"  # the browser does not know dot4I8Packed

@@ -118,7 +118,7 @@ class FusedOps:
 
     def _spread(self, matrix: Matrix, around: Mapping[str, Constant], outputs: int) -> Spread:
         """The measured one, else the rule's."""
-        tuning, default = self.tuning, default_spread(self.tuning, outputs, matrix)
+        tuning, default = self.tuning, default_spread(self.tuning, outputs, matrix, str(around["before"]))
         if not tuning.spreads:
             return default
         shape = {"format": matrix.format, "k": matrix.k, "n": matrix.n, "subgroup": tuning.subgroup}
@@ -136,7 +136,7 @@ def team_bytes(tuning: Tuning, width: int) -> int:
     return (teams_of(tuning, width) - 1) * (width // 8) * _TEAM_BYTES
 
 
-def default_spread(tuning: Tuning, outputs: int, matrix: Matrix) -> Spread:
+def default_spread(tuning: Tuning, outputs: int, matrix: Matrix, before: str = "plain") -> Spread:
     """The rule: wide workgroups read x once for many outputs, many keep the GPU busy; as wide as leaves enough."""
     wide = tuning.decode_wide
     while 2 * wide <= tuning.decode_widest and outputs >= 3 * wide * tuning.workgroups:
@@ -152,4 +152,6 @@ def default_spread(tuning: Tuning, outputs: int, matrix: Matrix) -> Spread:
     rows = per * matrix.n // outputs  # of W that a thread reads at a time
     fits = matrix.k // 32 * QUANTISED_BYTES + _BESIDE_BYTES <= tuning.workgroup_bytes
     integers = tuning.dot4 and tuning.subgroup >= 4 and matrix.layout.quantised and fits
-    return Spread(wide, per, splits, max(1, tuning.decode_ahead // rows), "dot4" if integers else "f32")
+    # a norm reads x and its weight at the same time: less fits beside that
+    ahead = tuning.decode_ahead // max(rows, 2 if before == "norm" else 1)
+    return Spread(wide, per, splits, max(1, ahead), "dot4" if integers else "f32")

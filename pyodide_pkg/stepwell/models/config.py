@@ -72,8 +72,8 @@ class LlamaConfig:
             raise BadFile(f"rms_eps is {self.rms_eps}; a number from 0 to below 1 is needed.")
         if self.head_dim % 2:
             raise BadFile(f"head_dim is {self.head_dim}; rotary embedding turns pairs, so it must be even.")
-        if self.head_dim % 8:
-            raise Unsupported(f"head_dim is {self.head_dim}; the kernels take eight values at a time: a multiple of 8.")
+        if self.head_dim % 4:
+            raise Unsupported(f"head_dim is {self.head_dim}; the kernels read four values at a time: a multiple of 4.")
         self._check_positions()
 
     def _check_positions(self) -> None:

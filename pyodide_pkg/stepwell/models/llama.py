@@ -99,7 +99,7 @@ class Steps:
     """Records the steps of a model: with which kernels is its launcher's choice."""
 
     def __init__(self, model: Llama, launcher: Launcher) -> None:
-        """Raises BadRequest when ``fused`` is on and a row of the model does not fit a workgroup."""
+        """Raises BadRequest when ``fused`` is on and the model's heads or rows are none for it."""
         self.config = config = model.config
         self._weights, self._turns, self._switch = model.weights, model.turns, model.switch
         tuning = launcher.tuning
@@ -119,11 +119,17 @@ class Steps:
         return {"kernels": tuning.matmul, "fused": fused, "subgroups": lanes, "dot4": tuning.dot4 and fused}
 
     def _goes_one_by_one(self, launcher: Launcher) -> bool:
-        """One row in few launches: where that is wanted and a workgroup has room for a whole row."""
+        """One row in few launches: where that is wanted, heads are whole octets, and a workgroup has room for a row."""
         tuning, longest = launcher.tuning, max(self.config.hidden_size, self.config.n_heads * self.config.head_dim)
-        if not tuning.fused or self._fused.fits(longest):
+        octets = self.config.head_dim % 8 == 0
+        if not tuning.fused or (octets and self._fused.fits(longest)):
             return tuning.fused
         if launcher.options.fused is Switch.ON:
+            if not octets:
+                raise BadRequest(
+                    f"fused is on, but heads have {self.config.head_dim} values, and its kernels take eight at a time. "
+                    "Leave fused at auto or off."
+                )
             raise BadRequest(
                 f"fused is on, but a row of {longest:,} values takes {self._fused.needs(longest):,} B of a workgroup's "
                 f"memory, and this device gives it {tuning.workgroup_bytes:,} B. Leave fused at auto or off."
