@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from stepwell.decode.session import DecodeSession, Generation, TokenEvent
+from stepwell.decode.generation import Generation
+from stepwell.decode.session import DecodeSession
+from stepwell.decode.timing import TokenEvent
 from stepwell.errors import DeviceError, OutOfMemory
 from stepwell.gpu.device import BufferUsage, Layout
 from stepwell.gpu.fake_objects import FakeBuffer, Kernel

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from stepwell.clock import now_ms
+from stepwell.decode.generation import Generation
 from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.kv_pattern import FIRST_POSITIONS, KVPattern
-from stepwell.decode.session import DecodeSession, Generation
+from stepwell.decode.session import DecodeSession
 from stepwell.decode.timing import TokenEvent
 from stepwell.engines import Engines
 from stepwell.errors import BadRequest, StepwellError

@@ -21,7 +21,8 @@ SOURCE = """
 from base64 import b64decode
 from stepwell import BufferPool, open_device
 from stepwell.decode import paged_kv
-from stepwell.decode.session import DecodeSession, Generation
+from stepwell.decode.generation import Generation
+from stepwell.decode.session import DecodeSession
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
 from stepwell.models import ARCHITECTURES

@@ -67,7 +67,8 @@ async def main(args):
 RUN = """
 import sys
 from dataclasses import asdict
-from stepwell.decode.session import DecodeSession, Generation
+from stepwell.decode.generation import Generation
+from stepwell.decode.session import DecodeSession
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
 
@@ -206,7 +207,8 @@ def test_a_growing_cache_replays_steps_ahead(rig: Lab, depth: int) -> None:
 INTERRUPTED = """
 import sys
 from stepwell.decode import stepper
-from stepwell.decode.session import DecodeSession, Generation
+from stepwell.decode.generation import Generation
+from stepwell.decode.session import DecodeSession
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
 from stepwell.launch.recorder import Recorder

@@ -48,7 +48,8 @@ MIXES = {
 SOURCE = """
 from base64 import b64decode
 from stepwell import BufferPool, open_device
-from stepwell.decode.session import DecodeSession, Generation
+from stepwell.decode.generation import Generation
+from stepwell.decode.session import DecodeSession
 from stepwell.launch.launcher import Launcher
 from stepwell.models.llama import Llama
 from stepwell.weights.gguf import read_gguf

@@ -242,7 +242,8 @@ def test_pages_over_several_slabs(model: Lab, lanes: int, name: str, tokens: int
 TOGETHER = """
 import asyncio, sys
 from contextlib import aclosing
-from stepwell.decode.session import DecodeSession, Generation
+from stepwell.decode.generation import Generation
+from stepwell.decode.session import DecodeSession
 from stepwell.launch.options import LaunchOptions
 
 async def main(args):

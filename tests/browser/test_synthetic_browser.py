@@ -132,7 +132,8 @@ def test_another_seed_gives_other_weights(kernels: KernelLab) -> None:
 
 DECODE = """
 from stepwell import BufferPool, open_device
-from stepwell.decode.session import DecodeSession, Generation
+from stepwell.decode.generation import Generation
+from stepwell.decode.session import DecodeSession
 from stepwell.launch.launcher import Launcher
 from stepwell.models.config import LlamaConfig
 from stepwell.models.llama import Llama

@@ -22,7 +22,8 @@ OPEN = """
 import base64, sys
 from types import SimpleNamespace
 from stepwell import BufferPool, open_device
-from stepwell.decode.session import DecodeSession, Generation
+from stepwell.decode.generation import Generation
+from stepwell.decode.session import DecodeSession
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
 from stepwell.models.llama import Llama
@@ -78,7 +79,7 @@ def bounded(rig: Lab) -> dict[str, Any]:
     source = """
 import sys
 from contextlib import aclosing
-from stepwell.decode.session import Generation
+from stepwell.decode.generation import Generation
 from stepwell.launch.launcher import Launcher
 
 def decode_variant(kernels):

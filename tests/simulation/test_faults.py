@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from stepwell.decode.generation import Generation
 from stepwell.decode.kv_cache import GrowKV
 from stepwell.decode.kv_modes import KV_MODES
-from stepwell.decode.session import DecodeSession, Generation, TokenEvent
+from stepwell.decode.session import DecodeSession
+from stepwell.decode.timing import TokenEvent
 from stepwell.errors import BudgetExceeded, DeviceLost, OutOfMemory, PoolError
 from stepwell.gpu.device import BufferUsage
 from stepwell.gpu.fake_device import FakeDevice

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.decode.session import Generation
+from stepwell.decode.generation import Generation
 from stepwell.launch.options import LaunchOptions
 from tests.simulation.test_session import open_rig
 from tests.tiny_llama import write_tiny_llama

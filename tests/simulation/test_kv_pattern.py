@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stepwell.decode.kv_pattern import CACHES, WORKLOADS, KVPattern
-from stepwell.decode.session import TokenEvent
+from stepwell.decode.timing import TokenEvent
 from stepwell.errors import BadRequest, DeviceError, DeviceLost, OutOfMemory
 from stepwell.gpu.fake_device import FakeDevice
 from stepwell.launch.launcher import Launcher

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.decode.generation import Generation
 from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.sampling import Sampling
-from stepwell.decode.session import DecodeSession, Generation
+from stepwell.decode.session import DecodeSession
 from stepwell.errors import ContextFull, DeviceLost
 from stepwell.launch.options import LaunchOptions
 from stepwell.models.phi3 import Phi3

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from stepwell.decode.generation import Generation
 from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.sampling import Sampling
-from stepwell.decode.session import DecodeSession, Generation, TokenEvent
+from stepwell.decode.session import DecodeSession
+from stepwell.decode.timing import TokenEvent
 from stepwell.errors import BadRequest, BudgetExceeded, ContextFull, DeviceLost
 from stepwell.gpu.fake_objects import FakeBuffer
 from stepwell.launch.counters import COUNTERS

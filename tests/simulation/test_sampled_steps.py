@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.decode.generation import Generation
 from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.sampling import Sampling
-from stepwell.decode.session import Generation, TokenEvent
+from stepwell.decode.timing import TokenEvent
 from stepwell.errors import BadRequest
 from stepwell.gpu.fake_device import FAKE_INFO
 from stepwell.gpu.fake_objects import FakeBuffer

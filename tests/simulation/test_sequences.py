@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from stepwell.decode.generation import Generation
 from stepwell.decode.kv_modes import KV_MODES
-from stepwell.decode.session import DecodeSession, Generation, TokenEvent
+from stepwell.decode.session import DecodeSession
+from stepwell.decode.timing import TokenEvent
 from stepwell.errors import BadRequest
 from stepwell.gpu.device import Layout
 from stepwell.launch.counters import COUNTERS

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.decode.session import Generation
+from stepwell.decode.generation import Generation
 from stepwell.decode.timing import TokenEvent
 from stepwell.gpu.fake_device import FakeDevice
 from stepwell.kernels.tuning import tuning_for

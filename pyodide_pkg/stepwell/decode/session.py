@@ -1,64 +1,21 @@
 """A decode session: one sequence over a loaded model, token by token."""
 
-import hashlib
-from array import array
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from stepwell.clock import now_ms
+from stepwell.decode.generation import Generation, Run
 from stepwell.decode.kv_modes import KV_MODES
-from stepwell.decode.sampling import Draws, Sampling, choose, top_logits
-from stepwell.decode.stepper import PREFILL_ROWS, Flight, Stepper, Want
-from stepwell.decode.timing import NOTHING, Cost, StepTiming, TokenEvent
+from stepwell.decode.stepper import PREFILL_ROWS, Flight, Stepper
+from stepwell.decode.timing import TokenEvent
 from stepwell.errors import BadRequest, BudgetExceeded, ContextFull, DeviceLost, OutOfMemory, PoolError, StepwellError
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.recorder import Step
 from stepwell.launch.spans import SpanLog
 from stepwell.models.llama import Llama
 
-_DIGEST_DIGITS = 16  # of SHA-256
 _FAILURES = (OutOfMemory, BudgetExceeded, DeviceLost)
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What to generate.  ``eog_ids`` end the answer unless they are banned or ignored (fed back like any token).
-
-    ``digest``: a hash of every step's logits.  ``measure``: with the counters of every token; ``gpu_time``: and the
-    time of its compute passes by the GPU's clock, which waits for the GPU at every token; alone on its launcher.
-    """
-
-    max_tokens: int = 64
-    sampling: Sampling = field(default_factory=Sampling)
-    eog_ids: frozenset[int] = frozenset()
-    ban_eos: bool = False
-    ignore_eos: bool = False
-    top_logits: int = 0
-    digest: bool = False
-    measure: bool = True
-    gpu_time: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise BadRequest(f"{self.max_tokens} tokens asked for; ask for at least 1.")
-        if self.ban_eos and self.ignore_eos:
-            raise BadRequest("ban_eos and ignore_eos exclude each other: choose one.")
-        if not 0 <= self.top_logits <= 1000:
-            raise BadRequest(f"top_logits is {self.top_logits}; it must be 0 to 1,000.")
-
-    @property
-    def want(self) -> Want:
-        """The choice stays on the GPU, where the next embedding reads it, unless the host is to see the logits."""
-        on_gpu = not self.top_logits
-        cuts = self.sampling.cuts if on_gpu and not self.sampling.greedy else None
-        return Want(on_gpu, tuple(sorted(self.eog_ids)) if self.ban_eos else (), self.digest, cuts)
-
-    @property
-    def settings(self) -> bytes:
-        """What the GPU samples by; nothing where it does not."""
-        return self.sampling.settings if self.want.cuts is not None else b""
 
 
 class DecodeSession:
@@ -152,7 +109,7 @@ class DecodeSession:
         self._current = current = object()
         await self._settle()
         self._cancelled = False
-        run = _Run(generation, self._depth(generation), now_ms())
+        run = Run(generation, self._depth(generation), now_ms())
         self._stepper.configure(run.want, run.depth, generation.settings)
         meter = self._stepper.meter
         meter.on = generation.measure
@@ -243,7 +200,7 @@ class DecodeSession:
         return depth
 
     async def _prefill(
-        self, prompt: list[int], run: "_Run", progress: Callable[[int, int], None] | None, index: int = 0
+        self, prompt: list[int], run: Run, progress: Callable[[int, int], None] | None, index: int = 0
     ) -> TokenEvent | None:
         """Read the prompt and choose token ``index``; None if cancelled in between."""
         if self._outgrows(len(self._history) + len(prompt)):
@@ -271,7 +228,7 @@ class DecodeSession:
         switch = self._model.switch
         return switch is not None and 0 < self.length <= switch < end
 
-    async def _alone(self, ids: Sequence[int], run: "_Run", end: int, index: int, *, last: bool) -> bytes:
+    async def _alone(self, ids: Sequence[int], run: Run, end: int, index: int, *, last: bool) -> bytes:
         """One step as a transaction, with nothing else in flight: it commits, or has given everything back.
 
         With the ``last`` of a prompt token ``index`` is chosen.
@@ -286,7 +243,7 @@ class DecodeSession:
         self._launcher.touch_ahead()
         return data
 
-    async def _next(self, before: TokenEvent, run: "_Run") -> TokenEvent | None:
+    async def _next(self, before: TokenEvent, run: Run) -> TokenEvent | None:
         """The token after ``before``, while later ones are on their way; None if cancelled or the context is full."""
         if not self._flights and not self._cancelled and self._outgrows(min(self.length + 1, self._context)):
             return await self._prefill([before.id], run, None, before.index + 1)
@@ -305,7 +262,7 @@ class DecodeSession:
         self._history.append(before.id)
         return await self._event(before.index + 1, data, run, refused)
 
-    async def _issue_ahead(self, before: TokenEvent, run: "_Run") -> None:
+    async def _issue_ahead(self, before: TokenEvent, run: Run) -> None:
         flights, stepper = self._flights, self._stepper
         while not self._cancelled and before.index + 1 + len(flights) < run.generation.max_tokens:
             if self._cache.end >= self._context or self._cache.end == self._model.switch:
@@ -317,7 +274,7 @@ class DecodeSession:
             draw = run.draws[before.index + 1 + len(flights)]
             flights.append(await stepper.issue(ids, 1, token=known, draw=draw))
 
-    async def _once_more(self, before: TokenEvent, failure: StepwellError, run: "_Run") -> bytes:
+    async def _once_more(self, before: TokenEvent, failure: StepwellError, run: Run) -> bytes:
         """The step of the token ``before`` after a failure of it or of a later one: alone, with the id from the host.
 
         What the failed ones left on the GPU is not trusted.
@@ -346,7 +303,7 @@ class DecodeSession:
         if not self._closed:
             self._cache.abandon()
 
-    async def _result(self, flight: Flight, run: "_Run") -> bytes:
+    async def _result(self, flight: Flight, run: Run) -> bytes:
         """Await what a step brings back, and account for its time."""
         waiting = now_ms()
         if flight.read is not None:
@@ -355,54 +312,23 @@ class DecodeSession:
             data = b""
             await self._launcher.wait()  # one prefill step at a time: cancel stays quick
         done = now_ms()
-        run.cost = run.cost.plus(flight.cost)
-        run.encode_ms += flight.encode_ms
-        run.wait_ms += done - waiting
+        run.spend(flight, done - waiting)
         if self._spans is not None:
             name = "record and submit" if flight.refused else "replay"
             self._spans.add("python", name, *flight.issued_ms, refused=flight.refused)
             self._spans.add("python", "wait", waiting, done)
         return data
 
-    async def _event(self, index: int, data: bytes, run: "_Run", refused: str | None) -> TokenEvent:
-        generation = run.generation
-        token, logits = run.want.split(data)
-        best: list[tuple[int, float]] = []
-        if token is None:
-            values = array("f", logits)
-            best = top_logits(values, generation.top_logits)
-            token = choose(values, generation.sampling, run.draws[index], run.want.ban)
-        digest = hashlib.sha256(logits).hexdigest()[:_DIGEST_DIGITS] if generation.digest else ""
+    async def _event(self, index: int, data: bytes, run: Run, refused: str | None) -> TokenEvent:
         counters = None
-        if generation.measure:
-            gpu_ms = await self._gpu_ms() if generation.gpu_time else None
+        if run.generation.measure:
+            gpu_ms = await self._gpu_ms() if run.generation.gpu_time else None
             run.cost = run.cost.plus(self._stepper.meter.take())
             counters = self._stepper.meter.counters(run.cost, self._cache.class_bytes, refused, gpu_ms)
-        ends = token in generation.eog_ids and not generation.ignore_eos
-        return TokenEvent(index, self.length, token, run.lap(), counters, ends, tuple(best), digest)
+        return run.event(index, self.length, data, counters)
 
     async def _gpu_ms(self) -> float:
         profile = await self._launcher.device.take_profile()
         if self._spans is not None:
             self._spans.add_profile(profile)
         return sum(profile.passes_us) / 1000
-
-
-class _Run:
-    """One generation under way."""
-
-    def __init__(self, generation: Generation, depth: int, start_ms: float) -> None:
-        self.generation, self.want, self.depth = generation, generation.want, depth
-        self.draws = Draws(generation.sampling)
-        self.encode_ms = self.wait_ms = 0.0
-        self.cost: Cost = NOTHING  # of the token that is awaited
-        self._last_ms = start_ms
-
-    def lap(self) -> StepTiming:
-        """The time since the token before, which is now over."""
-        now = now_ms()
-        timing = StepTiming(now - self._last_ms, self.encode_ms, self.wait_ms)
-        self._last_ms = now
-        self.encode_ms = self.wait_ms = 0.0
-        self.cost = NOTHING
-        return timing

@@ -10,7 +10,8 @@ from statistics import median
 from typing import Any
 
 from stepwell.clock import now_ms
-from stepwell.decode.session import DecodeSession, Generation
+from stepwell.decode.generation import Generation
+from stepwell.decode.session import DecodeSession
 from stepwell.errors import BadRequest, UsageError
 from stepwell.gpu.device import Device, Profile
 from stepwell.launch.launcher import Launcher
