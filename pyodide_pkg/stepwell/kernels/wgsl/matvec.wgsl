@@ -12,6 +12,7 @@
 {% import "quantise.wgsl" as quantise %}
 {% import "kv.wgsl" as kv %}
 {% import "reduce.wgsl" as reduce %}
+{% import "shares.wgsl" as shares_of %}
 {{ reduce.enable(subgroup) }}
 {% include "step.wgsl" %}
 {% set quantised = formats.quantised(format) %}
@@ -67,48 +68,8 @@ var<workgroup> results: array<f32, {{ wide * per }}>;
 {% if before == "norm" %}
 {{ reduce.declare(threads, subgroup) }}
 {% elif before == "merge" %}
-struct Merged {
-  top: f32,
-  sum: f32,
-  e0: vec4f,
-  e1: vec4f,
-}
-{% if teams > 1 %}
-var<workgroup> of_teams: array<Merged, {{ (teams - 1) * k // 8 }}>;
-
-fn join(a: Merged, b: Merged) -> Merged {
-  let top = max(a.top, b.top);
-  let of_a = exp(a.top - top);
-  let of_b = exp(b.top - top);
-  return Merged(top, a.sum * of_a + b.sum * of_b, a.e0 * of_a + b.e0 * of_b, a.e1 * of_a + b.e1 * of_b);
-}
+{{ shares_of.functions(teams, k // 8) }}
 {% endif %}
-
-// Takes in four more shares of eight values of x. Those that there are not have the weight 0.
-fn merge(before: Merged, n: array<vec2f, 4>, x0: array<vec4f, 4>, x1: array<vec4f, 4>) -> Merged {
-  let top = max(max(before.top, max(n[0].x, n[1].x)), max(n[2].x, n[3].x));
-  let kept = exp(before.top - top);
-  let part = vec4f({% for u in range(4) %}exp(n[{{ u }}].x - top){{ ", " if not loop.last }}{% endfor %});
-  return Merged(
-    top,
-    before.sum * kept + {% for u in range(4) %}n[{{ u }}].y * part[{{ u }}]{{ " + " if not loop.last }}{% endfor %},
-    before.e0 * kept + {% for u in range(4) %}x0[{{ u }}] * part[{{ u }}]{{ " + " if not loop.last }}{% endfor %},
-    before.e1 * kept + {% for u in range(4) %}x1[{{ u }}] * part[{{ u }}]{{ " + " if not loop.last }}{% endfor %},
-  );
-}
-{% endif %}
-
-{# Four shares from c on, of octet i: NAMEn, NAMEx0, NAMEx1. #}
-{% macro shares_of(i, c, name) %}
-let {{ name }}n = array(
-{% for u in range(4) %}
-  select(vec2f(-1e30, 0.0), normals[min({{ c }} + {{ u }}u, shares - 1u) * {{ heads }}u + {{ i }} / {{ head_dim // 8 }}u], {{ c }} + {{ u }}u < shares),
-{% endfor %}
-);
-{% for half in range(2) %}
-let {{ name }}x{{ half }} = array({% for u in range(4) %}x[min({{ c }} + {{ u }}u, shares - 1u) * K4 + 2u * {{ i }} + {{ half }}u]{{ ", " if not loop.last }}{% endfor %});
-{% endfor %}
-{% endmacro %}
 
 {# Names of what a thread has of block a of its set: row r, half 0 or 1 of swiglu. #}
 {% macro fetch(a, block) %}
@@ -183,7 +144,7 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
   let x1_{{ c }} = x[2u * i{{ c }} + 1u];
 {% endif %}
 {% if before == "merge" %}
-  {{ shares_of("i%d" % c, "4u * team" if teams > 1 else "0u", "first%d_" % c) | trim | indent(2) }}
+  {{ shares_of.read("i%d" % c, "4u * team" if teams > 1 else "0u", "first%d_" % c, heads, head_dim) | trim | indent(2) }}
 {% endif %}
 {% if before == "norm" %}
   let weight0_{{ c }} = weight[2u * i{{ c }}];
@@ -235,22 +196,7 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
   let e0_{{ c }} = x0_{{ c }} * weight0_{{ c }};
   let e1_{{ c }} = x1_{{ c }} * weight1_{{ c }};
 {% elif before == "merge" %}
-  var merged{{ c }} = merge(Merged(-1e30, 0.0, vec4f(0.0), vec4f(0.0)), first{{ c }}_n, first{{ c }}_x0, first{{ c }}_x1);
-  for (var share = {{ "4u * team + %du" % (4 * teams) if teams > 1 else "4u" }}; share < shares; share += {{ 4 * teams }}u) {
-    {{ shares_of("i%d" % c, "share", "more_") | trim | indent(4) }}
-    merged{{ c }} = merge(merged{{ c }}, more_n, more_x0, more_x1);
-  }
-{% if teams > 1 %}
-  if (shares > 4u) {  // the other teams had something to do
-    if (team > 0u && team < {{ teams }}u) { of_teams[thread - {{ octets }}u] = merged0; }
-    workgroupBarrier();
-    if (team == 0u) {
-{% for t in range(teams - 1) %}
-      merged0 = join(merged0, of_teams[thread + {{ t * octets }}u]);
-{% endfor %}
-    }
-  }
-{% endif %}
+  {{ shares_of.merged("merged%d" % c, "i%d" % c, "first%d_" % c, teams, octets, heads, head_dim) | trim | indent(2) }}
   let e0_{{ c }} = merged{{ c }}.e0 / merged{{ c }}.sum;
   let e1_{{ c }} = merged{{ c }}.e1 / merged{{ c }}.sum;
 {% else %}

@@ -1,24 +1,12 @@
-{# Reductions over a workgroup, for kernels that may know the adapter's subgroups. `subgroup` is their size, 0: unknown.
-   DECLARE(threads) goes to module scope, PARAMETERS to the entry point's; THREAD is then the invocation's number, linear
-   in the subgroups. TOTAL_OF_ALL is collective: every invocation calls it, once, and all have the result. #}
+{# Sums over a workgroup, for kernels that may know the adapter's subgroups. `subgroup` is their size, 0: unknown.
+   DECLARE(threads, subgroup) goes to module scope, PARAMETERS to the entry point's; THREAD is then the invocation's number,
+   linear in the subgroups. With subgroups their sums meet in `reduced`, one each; without, TOTAL_OF_ALL is collective:
+   every invocation calls it, once, and all have the result. #}
 {% macro declare(threads, subgroup) %}
 var<workgroup> reduced: array<f32, {{ threads // subgroup if subgroup else threads }}>;
+{% if not subgroup %}
 
 fn total_of_all(value: f32, thread: u32) -> f32 {
-{% if subgroup %}
-  let own = subgroupAdd(value);
-{% if threads > subgroup %}
-  if (thread % {{ subgroup }}u == 0u) { reduced[thread / {{ subgroup }}u] = own; }
-  workgroupBarrier();
-  var all = reduced[0];
-{% for i in range(1, threads // subgroup) %}
-  all += reduced[{{ i }}];
-{% endfor %}
-  return all;
-{% else %}
-  return own;
-{% endif %}
-{% else %}
   reduced[thread] = value;
   workgroupBarrier();
   for (var half = {{ threads }}u; half > 1u; ) {
@@ -28,8 +16,8 @@ fn total_of_all(value: f32, thread: u32) -> f32 {
     workgroupBarrier();
   }
   return reduced[0];
-{% endif %}
 }
+{% endif %}
 {% endmacro %}
 
 {% macro enable(subgroup) %}
