@@ -6,6 +6,7 @@ from collections.abc import Callable
 from stepwell.clock import now_ms
 
 _PROGRESS_MS = 50  # between two progress messages
+_FRAME_MS = 16  # between two messages about the pool's classes
 
 
 class Outbox:
@@ -15,6 +16,7 @@ class Outbox:
         self._send = send
         self.phase = phase
         self._last_progress = 0.0
+        self._last_pool = 0.0
 
     def emit(self, kind: str, **fields: object) -> None:
         self._send(json.dumps({"type": kind, **fields}, separators=(",", ":")))
@@ -36,3 +38,13 @@ class Outbox:
                 self.emit("progress", phase=phase, done=done, total=total, unit=unit)
 
         return report
+
+    @property
+    def pool_is_due(self) -> bool:
+        """Whether a frame has passed since the page was told of the pool."""
+        return now_ms() - self._last_pool >= _FRAME_MS
+
+    def pool(self, classes: object, text: str = "") -> None:
+        """Tell the page the pool's classes, as little of them as it shows; ``text``: what the pool says of itself."""
+        self.emit("pool", classes=classes, text=text)
+        self._last_pool = now_ms()

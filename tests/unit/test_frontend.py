@@ -89,7 +89,7 @@ def test_a_workload_gives_a_record_like_any_run(page: Page) -> None:
 
 
 def test_the_pool_is_shown_as_it_fills(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.frontend._FRAME_MS", 0)  # every token, however fast
+    monkeypatch.setattr("stepwell.outbox._FRAME_MS", 0)  # every token, however fast
     page.run(WORKLOAD)
     shown = page.of("pool")
     assert len(shown) == WORKLOAD["tokens"] + 1
@@ -112,8 +112,8 @@ def test_the_pool_explains_itself_at_the_end(page: Page) -> None:
 
 
 def test_the_pool_is_told_at_most_once_per_frame(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.frontend._FRAME_MS", 1e9)
-    page.frontend._last_pool = now_ms()
+    monkeypatch.setattr("stepwell.outbox._FRAME_MS", 1e9)
+    page.frontend._outbox._last_pool = now_ms()
     page.run(WORKLOAD)
     assert len(page.of("pool")) == 1  # the last
 
