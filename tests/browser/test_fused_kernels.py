@@ -19,7 +19,7 @@ from stepwell.kernels.tuning import tuning_for
 from stepwell.launch.recorder import Launch, Recorder
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.models.config import LlamaConfig
-from stepwell.models.llama import rope_turns
+from stepwell.models.rope import rope_turns
 from tests.browser.conftest import Lab
 from tests.browser.kernel_lab import Case, KernelLab, cache_buffers, cache_of, is_poison, poison
 from tests.browser.test_kernels import assert_within, f32, matrix_entry, packed, random_of

@@ -22,7 +22,7 @@ from stepwell.kernels.layouts import LAYOUT_OF_FORMAT, MatrixLayout, layout_of_f
 from stepwell.kernels.ops import Heads, Ops
 from stepwell.kernels.tuning import Tuning, tuning_for
 from stepwell.models.config import LlamaConfig
-from stepwell.models.llama import rope_turns
+from stepwell.models.rope import rope_turns
 from tests.browser.conftest import Lab
 from tests.browser.kernel_lab import Case, Contents, KernelLab, cache_buffers, cache_of, is_poison, poison
 from tests.reference import kernels as reference

@@ -11,7 +11,7 @@ import pytest
 
 from stepwell.errors import BadFile, Unsupported
 from stepwell.models.config import LlamaConfig, check_tensors, expected_tensors, read_architecture
-from stepwell.models.llama import read_factors, rope_turns
+from stepwell.models.rope import read_factors, rope_turns
 from stepwell.weights.formats import FORMATS
 from stepwell.weights.gguf import GgufFile, read_gguf
 from stepwell.weights.source import BytesSource, FileSource
