@@ -4,10 +4,7 @@
 {% set quantised = formats.quantised(format) %}
 @group(0) @binding(1) var<storage, read> ids: array<u32>;
 @group(0) @binding(2) var<storage, read_write> x: array<vec4f>;
-@group(0) @binding(3) var<storage, read> words: array<vec4u>;
-{% if quantised %}
-@group(0) @binding(4) var<storage, read> scales: array<{{ formats.scale_type(format) }}>;
-{% endif %}
+{{ formats.declare(format, 3) }}
 
 const WIDTH = {{ width }}u;
 const VOCAB = {{ vocab }}u;

@@ -9,12 +9,19 @@
    Both are [block][vector][row]: neighbouring threads work on neighbouring rows and read neighbouring words, and one
    thread reads whole vectors.
 
-   A kernel declares `words: array<vec4u>` and, if QUANTISED, `scales: array<SCALE_TYPE>`; per block and row it says
-   LOAD(format, "q", block, n, N), which declares vectors named q_…, and then asks for ELEMENT, SCALE, MINIMUM of "q". #}
+   DECLARE makes `words: array<vec4u>` and, if QUANTISED, `scales: array<SCALE_TYPE>` of two bindings. Per block and row a
+   kernel says LOAD(format, "q", block, n, N), which declares vectors named q_…, and then asks for ELEMENT, SCALE, MINIMUM
+   of "q". #}
 {% macro vectors(format) %}{{ layouts[format].vectors }}{% endmacro %}
 {% macro quantised(format) %}{{ "yes" if layouts[format].quantised }}{% endmacro %}
 {% macro scale_type(format) %}{{ ["u32", "vec2u", "", "vec4u"][layouts[format].scale_width - 1] }}{% endmacro %}
 {% macro scale_vectors(format) %}{{ layouts[format].scale_vectors }}{% endmacro %}
+{% macro declare(format, binding, access="read") %}
+@group(0) @binding({{ binding }}) var<storage, {{ access }}> words: array<vec4u>;
+{% if layouts[format].quantised %}
+@group(0) @binding({{ binding + 1 }}) var<storage, {{ access }}> scales: array<{{ scale_type(format) }}>;
+{% endif %}
+{% endmacro %}
 {# scales per block: elements 0 .. 32 / groups - 1 have the first #}
 {% macro groups(format) %}{{ layouts[format].groups }}{% endmacro %}
 

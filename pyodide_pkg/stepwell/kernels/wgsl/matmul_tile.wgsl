@@ -14,10 +14,7 @@
 {% set threads = rows // 4 * (columns // 4) %}
 @group(0) @binding(1) var<storage, read> x: array<vec4f>;
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
-@group(0) @binding(3) var<storage, read> words: array<vec4u>;
-{% if quantised %}
-@group(0) @binding(4) var<storage, read> scales: array<{{ formats.scale_type(format) }}>;
-{% endif %}
+{{ formats.declare(format, 3) }}
 
 const K4 = {{ k // 4 }}u;
 const N = {{ n }}u;

@@ -30,10 +30,7 @@
 {% set more = extra + (0 if before == "plain" else 1) %}
 @group(0) @binding(1) var<storage, read> x: array<vec4f>;
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
-@group(0) @binding(3) var<storage, read> words: array<vec4u>;
-{% if quantised %}
-@group(0) @binding(4) var<storage, read> scales: array<{{ formats.scale_type(format) }}>;
-{% endif %}
+{{ formats.declare(format, 3) }}
 {% if before == "norm" %}
 @group(0) @binding({{ extra }}) var<storage, read> weight: array<vec4f>;
 {% elif before == "merge" %}

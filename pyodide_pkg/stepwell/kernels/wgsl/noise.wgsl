@@ -7,10 +7,7 @@
 {% import "formats.wgsl" as formats %}
 {% include "step.wgsl" %}
 {% set layout = layouts[format] %}
-@group(0) @binding(1) var<storage, read_write> words: array<vec4u>;
-{% if layout.quantised %}
-@group(0) @binding(2) var<storage, read_write> scales: array<{{ formats.scale_type(format) }}>;
-{% endif %}
+{{ formats.declare(format, 1, "read_write") }}
 
 const N = {{ n }}u;
 const BLOCKS = {{ k // 32 }}u;

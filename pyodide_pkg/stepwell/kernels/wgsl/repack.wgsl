@@ -17,10 +17,7 @@
 {# a quantised weight is scale * (code - offset), or scale * code + minimum where there is no offset #}
 {% set offset = {"Q4_0": 8, "Q5_0": 16, "Q6_K": 32, "Q8_0": 128}.get(source, 0) %}
 @group(0) @binding(0) var<storage, read> raw: array<u32>;
-@group(0) @binding(1) var<storage, read_write> words: array<vec4u>;
-{% if layout.quantised %}
-@group(0) @binding(2) var<storage, read_write> scales: array<{{ formats.scale_type(format) }}>;
-{% endif %}
+{{ formats.declare(format, 1, "read_write") }}
 
 const ROWS = {{ rows }}u;
 const BLOCKS = {{ columns // block_size }}u;  // of the file, per row
