@@ -2,23 +2,23 @@
 
 import argparse
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from stepwell.errors import BadRequest, StepwellError
+from stepwell.memory import what_if_cli
+from stepwell.memory.cli_input import add_span, budget_bytes, check_folder, read_events, spread
 from stepwell.memory.oracle import Clairvoyant
 from stepwell.memory.policies import POLICIES, PolicyEntry, make_policy
 from stepwell.memory.policies.base import Policy
-from stepwell.memory.simulator import Replay, served, simulate
+from stepwell.memory.simulator import Replay, simulate
 from stepwell.memory.simulator_report import Figures, figures, kv_boundaries, table
-from stepwell.memory.traces import Event, read_trace, write_trace
-from stepwell.memory.workloads import WORKLOADS, workload_events
+from stepwell.memory.traces import write_trace
+from stepwell.memory.workloads import WORKLOADS
 
-MIB = 1 << 20
 ERAS = {"bucket-A": "A", "bucket-C": "C"}
 """``bucket`` is the pool of onnxruntime-web 1.26 to 1.29, era B; the eras before and after have names of their own."""
 CLAIRVOYANT = "clairvoyant"
@@ -63,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--jobs", type=int, metavar="N", help="processes; default: one per core")
     command.set_defaults(command=_simulate)
 
+    what_if_cli.add_command(commands)
+
     command = commands.add_parser("bench", help="microseconds that one acquire and release take")
     _add_input(command, default_last=BENCH_TOKENS)
     command.add_argument("--policy", default="adaptive", help="a policy, or all; default: adaptive")
@@ -88,21 +90,7 @@ def _add_input(command: argparse.ArgumentParser, default_last: int | None = None
         metavar="NAME|TRACE",
         help=f"{', '.join(WORKLOADS)} (default kv64), or a trace file",
     )
-    span = "" if default_last is None else f"; default: {default_last} tokens"
-    command.add_argument("--from", dest="first", type=int, metavar="S", help="first position (static: first run)")
-    command.add_argument("--to", dest="last", type=int, metavar="S", help=f"last position (static: last run){span}")
-
-
-def _events(options: argparse.Namespace) -> Iterator[Event]:
-    """The events that the options name, from the beginning; each call reads them anew."""
-    name = options.workload
-    if name in WORKLOADS:
-        return workload_events(name, options.first, options.last)
-    if not Path(name).is_file():
-        raise BadRequest(f"workload {name!r}: neither one of {', '.join(WORKLOADS)} nor a trace file.")
-    if options.first is not None or options.last is not None:
-        raise BadRequest("--from and --to cut workloads; a trace is replayed as it was recorded.")
-    return served(read_trace(Path(name)))
+    add_span(command, default_last)
 
 
 def _policy_names(options: argparse.Namespace) -> list[str]:
@@ -125,34 +113,25 @@ def _make(name: str, options: argparse.Namespace) -> Policy:
             raise BadRequest(f"--option {text!r}: write NAME=VALUE.")
         settings[key] = value
     if name == CLAIRVOYANT:
-        return Clairvoyant(_events(options), make_policy("adaptive", **settings).size_class)
+        return Clairvoyant(read_events(options), make_policy("adaptive", **settings).size_class)
     if name in ERAS:
         return make_policy("bucket", **settings | {"era": ERAS[name]})
     return make_policy(name, **settings)
 
 
-def _replay(name: str, options: argparse.Namespace) -> tuple[str, Figures, Replay, float]:
+def _replay(options: argparse.Namespace, name: str) -> tuple[str, Figures, Replay, float]:
     """One policy's figures and the seconds that they took."""
     start = time.perf_counter()
-    replay = simulate(_events(options), _make(name, options), _budget_bytes(options))
+    replay = simulate(read_events(options), _make(name, options), budget_bytes(options))
     boundaries = kv_boundaries() if options.workload in WORKLOADS and options.workload != "static" else []
     return name, figures(replay, boundaries), replay, time.perf_counter() - start
 
 
-def _budget_bytes(options: argparse.Namespace) -> int | None:
-    if options.budget is None:
-        return None
-    if not 0 < options.budget < float("inf"):
-        raise BadRequest(f"--budget {options.budget}: it must be more than 0 MiB.")
-    return int(options.budget * MIB)
-
-
 def _simulate(options: argparse.Namespace) -> None:
     names = _policy_names(options)
-    if options.json is not None and not options.json.parent.is_dir():
-        raise BadRequest(f"--json {options.json}: there is no folder {options.json.parent}.")
+    check_folder("--json", options.json)
     results = {}
-    for count, (name, found, replay, seconds) in enumerate(_replay_all(names, options), 1):
+    for count, (name, found, replay, seconds) in enumerate(spread(partial(_replay, options), names, options.jobs), 1):
         sys.stderr.write(f"{count}/{len(names)}  {name}: {len(replay.tokens):,} tokens in {seconds:.1f} s\n")
         results[name] = (found, replay)
     results = {name: results[name] for name in names}
@@ -160,21 +139,6 @@ def _simulate(options: argparse.Namespace) -> None:
     if options.json is not None:
         usable = {name: found for name, (found, _) in results.items() if len(names) == 1 or name != CLAIRVOYANT}
         options.json.write_text(json.dumps({"workload": options.workload, "policies": usable}, indent=1) + "\n")
-
-
-def _replay_all(names: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[str, Figures, Replay, float]]:
-    """Every policy, in processes of their own where there is more than one to replay and to replay it on."""
-    jobs = min(len(names), options.jobs or os.cpu_count() or 1)
-    if jobs <= 1 or sys.platform == "emscripten":
-        yield from (_replay(name, options) for name in names)
-        return
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-    from multiprocessing import get_context
-
-    # spawn: the same on every system, and safe where this process has threads
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as executor:
-        for future in as_completed([executor.submit(_replay, name, options) for name in names]):
-            yield future.result()
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -185,7 +149,7 @@ def _bench(options: argparse.Namespace) -> None:
     if options.workload in WORKLOADS and options.last is None:
         first = WORKLOADS[options.workload].first if options.first is None else options.first
         options.first, options.last = first, first + BENCH_TOKENS
-    events = list(_events(options))
+    events = list(read_events(options))
     sys.stdout.write(f"{'policy':13}  us per pair: policy alone, with the pool\n")
     for name in _policy_names(options):
         found = measure(events, partial(_make, name, options), options.rounds)
@@ -194,5 +158,5 @@ def _bench(options: argparse.Namespace) -> None:
 
 def _write_trace(options: argparse.Namespace) -> None:
     metadata = {"workload": options.workload, "from": options.first, "to": options.last}
-    count = write_trace(options.out, _events(options), metadata)
+    count = write_trace(options.out, read_events(options), metadata)
     sys.stderr.write(f"{options.out}: {count:,} events, {options.out.stat().st_size:,} B\n")

@@ -102,14 +102,15 @@ def table(results: Mapping[str, tuple[Figures, Replay]]) -> str:
         cells = [f"{found['ranges'][index]['creates_per_token']:.2f}" for _, index in ranges]
         evicted = ", ".join(f"{cause} {count:,}" for cause, count in found["evictions"].items()) or "none"
         below.append([name, *cells, evicted])
-    return f"{_align(rows)}\n\n{_align(below)}\n"
+    return f"{align(rows)}\n\n{align(below)}\n"
 
 
 def _first(results: Mapping[str, tuple[Figures, Replay]]) -> Figures:
     return next(iter(results.values()))[0]
 
 
-def _align(rows: Sequence[Sequence[str]]) -> str:
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as lines of text: the first column to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
