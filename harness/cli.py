@@ -31,7 +31,7 @@ from harness.cli_page import (
     console,
 )
 from harness.errors import HarnessError, RunError, SetupError
-from harness.scenario import Kv, Scenario, kv_workload, read_ids, read_options, read_prompt
+from harness.scenario import Kv, KvType, Scenario, kv_workload, read_ids, read_options, read_prompt
 from harness.server import SiteServer
 from harness.setup import ensure_browser
 
@@ -105,6 +105,9 @@ def run(
     kv: Annotated[
         Kv, typer.Option(help="Grow the KV cache by a new buffer per step, or allocate it once.")
     ] = Kv.STATIC,
+    kv_type: Annotated[
+        KvType, typer.Option(help="What K and V are stored in; f16 is half the bytes. Kernels compute in f32.")
+    ] = KvType.F32,
     ban_eos: Annotated[bool, typer.Option("--ban-eos", help="Never choose an end-of-sequence token.")] = False,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Treat end-of-sequence tokens like any other.")
@@ -178,6 +181,7 @@ def run(
         tokens=tokens,
         policy=policy,
         kv=kv,
+        kv_type=kv_type,
         eos="ban" if ban_eos else "ignore" if ignore_eos else "stop",
         context=context,
         temperature=temperature,

@@ -83,7 +83,7 @@ def table(record: Record) -> Table:
 def markdown(record: Record) -> str:
     """The rows for a document."""
     scenario = record["scenario"]
-    text = [f"{scenario['model']} on {adapter_name(record)}, {scenario['kv']} KV. {CAPTION}.", ""]
+    text = [f"{scenario['model']} on {adapter_name(record)}, {kv_label(record)} KV. {CAPTION}.", ""]
     text += ["| " + " | ".join(row) + " |" for row in (HEADER, ["---"] * len(HEADER), *cells(record["kernels"]))]
     return "\n".join([*text, "", *(f"- {line}" for line in lines(record)), ""])
 

@@ -21,6 +21,13 @@ class Kv(StrEnum):
     PAGED = "paged"
 
 
+class KvType(StrEnum):
+    """What K and V are stored in."""
+
+    F32 = "f32"
+    F16 = "f16"
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One run.  ``model`` is a bundled model's id, a path, or ``synthetic:SHAPE[:FORMAT]``; None leaves a number to
@@ -38,6 +45,7 @@ class Scenario:
     tokens: int = 64
     policy: str = "adaptive"
     kv: Kv = Kv.STATIC
+    kv_type: KvType = KvType.F32
     eos: str = "stop"
     context: int | None = None
     temperature: float = 0.0
@@ -70,6 +78,8 @@ class Scenario:
                 raise SetupError(f"{self.workload} has no model and takes no prompt.")
             if self.tune_ms is not None:
                 raise SetupError(f"--tune is for a model's kernels; {self.workload} has no model.")
+            if self.kv_type is not KvType.F32:
+                raise SetupError(f"--kv-type is of a model's K and V; the tensors of {self.workload} are as they are.")
             if self.digest:
                 raise SetupError(f"--digest is of a model's logits; {self.workload} has none: its ids are checksums.")
             if self.kernel_times:
@@ -125,6 +135,7 @@ class Scenario:
         else:
             optional["context"] = self.context
             values |= {
+                "kv_type": self.kv_type,
                 "temperature": self.temperature,
                 "top_k": self.top_k,
                 "top_p": self.top_p,

@@ -52,8 +52,15 @@ def steps(record: Record) -> list[dict[str, Any]]:
 
 
 def label(record: Record) -> str:
-    """``static, adaptive``: the two choices that runs of one comparison differ in."""
-    return f"{record['scenario']['kv']}, {record['scenario']['policy']}"
+    """``static, adaptive``: the choices that runs of one comparison differ in."""
+    return f"{kv_label(record)}, {record['scenario']['policy']}"
+
+
+def kv_label(record: Record) -> str:
+    """``static``, ``static f16``: that K and V are f32 goes without saying."""
+    scenario = record["scenario"]
+    kv_type = scenario.get("kv_type", "f32")
+    return f"{scenario['kv']}{'' if kv_type == 'f32' else f' {kv_type}'}"
 
 
 def summarise(record: Record) -> Summary:

@@ -5,6 +5,8 @@ const MODEL_NUMBERS = ["context", "temperature", "top_k", "top_p", "seed", "top_
 const NUMBERS = ["tokens", "start", "budget", "prompt_length", "tune_ms", ...MODEL_NUMBERS];
 const TEXTS = ["prompt", "prompt_ids", "stop"];
 const CHOICES = ["model", "kv", "policy", "eos"];
+/** What K and V are stored in; the default first. */
+const KV_TYPE = "kv_type";
 /** Formats of synthetic weights; listed once Python has told which there are, the default first. */
 const FORMAT = "format";
 const SWITCHES = ["raw", "hard", "digest", "gpu_time", "trace", "kernel_times", "tune"];
@@ -31,6 +33,7 @@ export function readRequest(form) {
     ...readPrompt(fields),
     raw: fields.raw.checked,
     ...shared,
+    ...(fields[KV_TYPE].selectedIndex > 0 ? { kv_type: fields[KV_TYPE].value } : {}),
     ...Object.fromEntries(MODEL_NUMBERS.map((name) => [name, number(fields[name])])),
     ban_eos: fields.eos.value === "ban",
     ignore_eos: fields.eos.value === "ignore",
@@ -146,7 +149,7 @@ export function readModel(form, manifest) {
 
 /** Set what is there already from a query string; returns a sentence for each value that cannot be set. */
 export function applyQuery(form, query) {
-  return fill(form, query, [...NUMBERS, ...TEXTS, ...SWITCHES, "eos"]);
+  return fill(form, query, [...NUMBERS, ...TEXTS, ...SWITCHES, KV_TYPE, "eos"]);
 }
 
 /** The same for what arrives with the environment: the choices, then the options of the chosen policy and of launches. */
@@ -163,6 +166,7 @@ export function queryOf(form) {
     if (fields[name].value !== fields[name].defaultValue) query.set(name, fields[name].value);
   }
   if (chosenSynthetic(form) && fields[FORMAT].selectedIndex > 0) query.set(FORMAT, fields[FORMAT].value);
+  if (fields[KV_TYPE].selectedIndex > 0) query.set(KV_TYPE, fields[KV_TYPE].value);
   for (const name of SWITCHES) if (fields[name].checked) query.set(name, "1");
   for (const { name, value } of controls(form, OPTION_PREFIX)) if (value !== "") query.set(name, value);
   for (const { name, type, checked, value } of controls(form, LAUNCH_PREFIX).filter(isChanged))

@@ -27,8 +27,8 @@ class Run {
   }
 
   get name() {
-    const { policy, kv } = this.request;
-    return [`${this.label} ${policy}`, kv, this.launchName].filter(Boolean).join(", ");
+    const { policy, kv, kv_type: type } = this.request;
+    return [`${this.label} ${policy}`, kv, type, this.launchName].filter(Boolean).join(", ");
   }
 
   /** The decode steps: everything but the prefill, and but the warm-up of a workload. */

@@ -7,6 +7,7 @@ from typing import Any
 
 from stepwell.decode.sampling import Sampling
 from stepwell.errors import BadRequest
+from stepwell.kernels.kv import KV_TYPES
 from stepwell.launch.options import LaunchOptions
 
 
@@ -20,6 +21,8 @@ class Request:
     ``kernel_times``: after the run, the GPU time of each kernel in the step behind the last token.
     ``tune``: before the run the model's kernels are tuned for this adapter, for ``tune_ms`` at most.
 
+    ``kv_type``: what K and V are stored in, "f32" or "f16" (half the bytes; see kernels/kv.py for what does not fit).
+
     ``policy_options`` are checked by the policy's own table.  ``launch`` holds fields of LaunchOptions.
     """
 
@@ -28,6 +31,7 @@ class Request:
     tokens: int = 64
     policy: str = "adaptive"
     kv: str = "static"
+    kv_type: str = "f32"
     context: int | None = None
     temperature: float = 0.0
     top_k: int = 0
@@ -71,6 +75,10 @@ class Request:
             raise BadRequest(f"kernel_times is of a model's decode step; {request.workload} has none: leave it out.")
         if request.tune and request.workload is not None:
             raise BadRequest(f"tune is of a model's products; {request.workload} has none: leave it out.")
+        if request.kv_type not in KV_TYPES:
+            raise BadRequest(f"kv_type is {request.kv_type!r}; there are {', '.join(KV_TYPES)}.")
+        if request.kv_type != "f32" and request.workload is not None:
+            raise BadRequest(f"kv_type is of a model's K and V; the tensors of {request.workload} are as they are.")
         if request.tune_ms < 1:
             raise BadRequest(f"tune_ms is {request.tune_ms}; it must be 1 or more.")
         _ = request.launch_options

@@ -88,7 +88,7 @@ class Decode:
         temporary: Buffer | None = None
         try:
             rec.write(self.row, 0, [word] * (WIDTH // 4))
-            tensors = [tensor for pair in self.cache.extend(1) for tensor in pair]
+            tensors = [tensor for pair in self.cache.extend(1) for tensor in pair.buffers]
             self.cache.carry(rec)
             temporary = pool.acquire(WIDTH, Role.ACTIVATION, "temporary")
             for tensor in tensors:
@@ -114,7 +114,7 @@ class Decode:
     def check(self, device: FakeDevice) -> None:
         expected = b"".join(word.to_bytes(4, "little") * (WIDTH // 4) for word in self.history)
         assert self.cache.length == len(self.history)
-        tensors = [tensor for pair in self.cache._sets[0] for tensor in pair]
+        tensors = [tensor for pair in self.cache._sets[0] for tensor in pair.buffers]
         assert len(tensors) == 2 * LAYERS
         for tensor in tensors:
             assert device.get(tensor.id, FakeBuffer, "test").get(0, len(expected)) == expected
@@ -293,7 +293,7 @@ def test_device_loss_at_every_flush_and_a_rebuild(policy: str) -> None:
         log = EventLog()
         pool.observe(log)
         decode = Decode(device, pool)
-        held = [decode.row, *[tensor for pair in decode.cache._sets[0] for tensor in pair]]
+        held = [decode.row, *[tensor for pair in decode.cache._sets[0] for tensor in pair.buffers]]
         with pytest.raises(DeviceLost):
             await decode.run()
         assert decode.history == list(range(1, dies_at + 1)), "the step that died is not committed"

@@ -11,7 +11,7 @@ from stepwell.kernels.ops import Heads, Matrix
 from stepwell.memory.buffer import Buffer, Role
 
 MATMUL = {"format": "u4m", "k": 64, "n": 24, "mode": "plain", "tile": 1}
-HEADS = {"heads": 4, "kv_heads": 2, "head_dim": 16, "chunk": 64, "slabs": 5, "column": "z"}
+HEADS = {"heads": 4, "kv_heads": 2, "head_dim": 16, "chunk": 64, "slabs": 5, "half": True, "column": "z"}
 ROPE = {"rope_dim": 16, "rope_scale": 1.0, "long_from": 65, "bits": 20}
 CONSTANTS: Mapping[str, Mapping[str, object]] = {
     "repack": {
@@ -29,7 +29,7 @@ CONSTANTS: Mapping[str, Mapping[str, object]] = {
     "matmul_quad": {**MATMUL, "per": 3, "subgroups": True},
     "matmul_split": {**MATMUL, "wide": 8, "splits": 2},
     "matmul_tile": {**{name: value for name, value in MATMUL.items() if name != "tile"}, "rows": 8, "columns": 8},
-    "rope_append": {"heads": 4, "kv_heads": 2, "head_dim": 16, **ROPE, "slabs": 5, "threads": 4},
+    "rope_append": {"heads": 4, "kv_heads": 2, "head_dim": 16, **ROPE, "slabs": 5, "half": True, "threads": 4},
     "attention_quad": {**HEADS, "window": 0},
     "attention_split": {**HEADS, "window": 0},
     "attention_merge": {"heads": 4, "head_dim": 16, "slabs": 5, "column": "z", "threads": 4},
@@ -57,6 +57,7 @@ CONSTANTS: Mapping[str, Mapping[str, object]] = {
         "head_dim": 16,
         "rope_dim": 16,
         "slabs": 1,
+        "half": True,
     },
 }
 

@@ -5,6 +5,8 @@ import { FROM_WORKER, ON_PAGE } from "../messages.js";
 import { summarise } from "../runs.js";
 
 const DEFAULTS = { kv: "grow", policy: "adaptive" };
+/** What K and V can be stored in; the default first. */
+const KV_TYPES = ["f32", "f16"];
 
 /** How the KV cache is kept and which policy serves its buffers; both are listed by the package itself. */
 export const cache = {
@@ -22,7 +24,7 @@ export const cache = {
       element("summary", {}, "Budget and the policy's options"),
       element("div", {}, budgetFields(), options),
     );
-    root.querySelector(".body").append(waiting, modes, modeSummary, policies, details);
+    root.querySelector(".body").append(waiting, modes, modeSummary, typeField(), policies, details);
 
     bus.on(FROM_WORKER.ENVIRONMENT, ({ policies: foundPolicies, kv_modes: foundModes }) => {
       if (modes.childElementCount) return; // a restarted worker: keep what is chosen
@@ -55,6 +57,16 @@ function showMeasured(policies, runs) {
     aside.textContent = run ? `${number(summarise(run).created_per_token)} /token` : "";
     aside.title = run ? `buffers created per token, mean of ${run.steps.length} steps of run ${run.label}` : "";
   }
+}
+
+/** Numbers of K and V in memory; kernels compute in f32 either way. */
+function typeField() {
+  return field(
+    "K and V stored as",
+    "f16: half the memory of the KV cache, half the bytes that attention reads, 11 bits of precision up to 65,504",
+    element("select", { name: "kv_type" }, ...KV_TYPES.map((value) => element("option", { value }, value))),
+    "model-only",
+  );
 }
 
 /** The pool's own limit, whatever the policy. */

@@ -1,6 +1,6 @@
 """The KV cache modes: who holds K and V, and what a step does to make room.
 
-K and V of a layer are f32 [position][kv_heads * head_dim] (position-major, so that growing is one plain copy).
+K and V of a layer are f32 or f16 [position][kv_heads * head_dim] (position-major, so that growing is one plain copy).
 A step is a transaction: ``extend`` before recording, then ``commit`` once its result is back.  Several steps can be
 under way; they commit in order, or are all abandoned.
 """
@@ -70,7 +70,7 @@ class Positions:
 
     def __init__(self, pool: BufferPool, shape: KVShape, capacity: int) -> None:
         self._pool = pool
-        self._layers, self._width_bytes = shape.layers, shape.width_bytes
+        self._layers, self._width_bytes, self._half = shape.layers, shape.width_bytes, shape.half
         self._capacity = capacity
         self._rows: deque[int] = deque()  # of the steps under way
         self.length = 0
@@ -100,7 +100,7 @@ class Tensors(Positions):
         return rows
 
     def preview(self, reach: int, buffer: Buffer) -> list[KVTensors]:
-        return [KVTensors(buffer, buffer)] * self._layers
+        return [KVTensors(buffer, buffer, self._half)] * self._layers
 
     def _acquire(self, positions: int, first_site: int = 0) -> list[KVTensors]:
         held: list[Buffer] = []
@@ -114,24 +114,23 @@ class Tensors(Positions):
             for buffer in reversed(held):
                 self._pool.release(buffer)
             raise
-        return _pairs(held)
+        return self._pairs(held)
+
+    def _pairs(self, tensors: Sequence[Buffer]) -> list[KVTensors]:
+        """K and V of every layer, out of all tensors in order."""
+        return [KVTensors(k, v, self._half) for k, v in zip(tensors[::2], tensors[1::2], strict=True)]
 
     def _carry(self, rec: Recorder, past: list[KVTensors], present: list[KVTensors]) -> None:
         """Copy the filled positions into the larger tensors."""
-        for pairs in zip(past, present, strict=False):  # there is no past in the first step
-            for source, target in zip(*pairs, strict=True):
+        for old, new in zip(past, present, strict=False):  # there is no past in the first step
+            for source, target in zip(old.buffers, new.buffers, strict=True):
                 rec.copy_past(source, target, self._width_bytes)
 
     def _release(self, pairs: list[KVTensors]) -> None:
         # in reverse: with LIFO free lists each site gets its own buffer back
-        for k, v in reversed(pairs):
-            self._pool.release(v)
-            self._pool.release(k)
-
-
-def _pairs(tensors: Sequence[Buffer]) -> list[KVTensors]:
-    """K and V of every layer, out of all tensors in order."""
-    return [KVTensors(k, v) for k, v in zip(tensors[::2], tensors[1::2], strict=True)]
+        for pair in reversed(pairs):
+            self._pool.release(pair.v)
+            self._pool.release(pair.k)
 
 
 class GrowKV(Tensors):
@@ -147,11 +146,12 @@ class GrowKV(Tensors):
 
     @property
     def class_bytes(self) -> int:
-        return self._sets[0][0][0].size if self._sets[0] else 0
+        return self._sets[0][0].k.size if self._sets[0] else 0
 
     @property
     def key(self) -> tuple[int, ...]:
-        return tuple([buffer.id for pairs in (self._sets[-2], self._sets[-1]) for pair in pairs for buffer in pair])
+        last_two = self._sets[-2], self._sets[-1]
+        return tuple([buffer.id for pairs in last_two for pair in pairs for buffer in pair.buffers])
 
     def extend(self, rows: int, reach: int = 0) -> list[KVTensors]:
         self._check_room(rows)
@@ -218,7 +218,7 @@ class DonateKV(Tensors):
         needed = self.end + rows
         if not self._tensors:
             positions = self._room_for(needed)
-            self._tensors = [tensor for pair in self._acquire(positions) for tensor in pair]
+            self._tensors = [tensor for pair in self._acquire(positions) for tensor in pair.buffers]
             self._moved.append([])
         else:
             self._moved.append([])
@@ -229,7 +229,7 @@ class DonateKV(Tensors):
                 self._move_back()
                 raise
         self._rows.append(rows)
-        return _pairs(self._tensors)
+        return self._pairs(self._tensors)
 
     def carry(self, rec: Recorder) -> None:
         for tensor, past in self._moved[-1]:
@@ -291,7 +291,7 @@ class StaticKV(Tensors):
 
     @property
     def class_bytes(self) -> int:
-        return self._tensors[0][0].size
+        return self._tensors[0].k.size
 
     def extend(self, rows: int, reach: int = 0) -> list[KVTensors]:
         self._check_room(rows)

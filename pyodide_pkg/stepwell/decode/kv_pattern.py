@@ -68,11 +68,11 @@ class TwinKV(Tensors):
 
     @property
     def class_bytes(self) -> int:
-        return self._past[0][0].size
+        return self._past[0].k.size
 
     @property
     def key(self) -> tuple[int, ...]:
-        return (self._present[0][0].id,)
+        return (self._present[0].k.id,)
 
     def extend(self, rows: int, reach: int = 0) -> list[KVTensors]:
         self._check_room(rows)
@@ -184,12 +184,12 @@ class KVPattern:
         pairs = self._cache.extend(rows)
         self._cache.carry(rec)
         kernels.seed(rec, self._chain)
-        for layer, (k, v) in enumerate(pairs):
+        for layer, pair in enumerate(pairs):
             scope = Scope(self._pool)
             try:
                 held = [scope.acquire(4 * words, f"intermediate.{i}") for i, words in enumerate(_INTERMEDIATE_WORDS)]
                 kernels.mix_through(rec, [self._chain, *held, self._chain])
-                for tensor, slot in zip((k, v), self._slots[2 * layer : 2 * layer + 2], strict=True):
+                for tensor, slot in zip(pair.buffers, self._slots[2 * layer : 2 * layer + 2], strict=True):
                     kernels.append_and_sum(rec, tensor, slot)
             finally:
                 scope.release()  # at the end of its layer: the next one may have the same buffers

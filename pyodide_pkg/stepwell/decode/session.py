@@ -22,9 +22,10 @@ class DecodeSession:
     """Owns a sequence's KV cache and small buffers; ``close`` gives everything back to the pool."""
 
     def __init__(
-        self, model: Llama, launcher: Launcher, *, kv: str, context: int, spans: SpanLog | None = None
-    ) -> None:
-        """``kv`` is a row of KV_MODES, ``context`` the most positions this sequence may have.
+        self, model: Llama, launcher: Launcher, *, kv: str, context: int, kv_type: str = "f32",
+        spans: SpanLog | None = None,
+    ) -> None:  # fmt: skip
+        """``kv`` is a row of KV_MODES, ``kv_type`` of KV_TYPES, ``context`` the most positions this sequence may have.
 
         The launcher may be any one of the model's device and pool.  ``spans`` takes what Python does, and when.
         """
@@ -36,8 +37,8 @@ class DecodeSession:
         self._model = model
         self._launcher = launcher
         self._pool = pool = launcher.pool
-        # bytes of K and V of one position in one layer
-        self.position_bytes = 2 * model.kv_shape(launcher).width_bytes
+        shape = model.kv_shape(launcher, kv_type)
+        self.position_bytes = 2 * shape.width_bytes  # of K and V of one position in one layer
         self._context = context
         self._spans = spans
         self._cancelled = False
@@ -47,7 +48,7 @@ class DecodeSession:
         self._current: object = None  # the generation under way; an older one may still be closed by the event loop
         self._number = number = pool.new_session()
         make_cache, _ = KV_MODES[kv]
-        self._cache = make_cache(pool, model.kv_shape(launcher), context)
+        self._cache = make_cache(pool, shape, context)
         try:
             self._stepper = Stepper(model, launcher, self._cache, number, context)
         except BaseException:

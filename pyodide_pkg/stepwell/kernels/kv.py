@@ -1,10 +1,10 @@
 """The K and V of one layer, as the kernels that append and read them bind them: whole tensors, or slabs of pages.
 
 Attention works chunk by chunk: so many positions to a workgroup, whose results are put together afterwards.  What a
-model records does not say where K and V are; ``wgsl/kv.wgsl`` is the other half of this module.
+model records does not say where K and V are, nor in which type; ``wgsl/kv.wgsl`` is the other half of this module.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol
@@ -14,6 +14,11 @@ from stepwell.memory.buffer import Buffer
 
 Constants = tuple[tuple[str, Constant], ...]
 UNUSED = 0xFFFF_FFFF  # in a table: beyond every position and chunk
+KV_TYPES: Mapping[str, int] = {"f32": 4, "f16": 2}
+"""In which K and V can be stored: bytes of a number.  Kernels compute in f32 either way.
+
+f16 has 11 bits of precision; a value beyond 65,504 does not fit: WGSL leaves open what is stored, usually infinity.
+"""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -24,13 +29,15 @@ class KVShape(NamedTuple):
     """What a model's KV cache is made of.
 
     ``width_bytes`` are of one position of one K or V tensor.  A launch that reads binds ``slabs`` slabs; ``chunks`` are
-    the positions of a workgroup of attention, for the steps of many rows and for those of one.
+    the positions of a workgroup of attention, for the steps of many rows and for those of one.  ``half``: the numbers
+    are f16, else f32.
     """
 
     layers: int
     width_bytes: int
     slabs: int = 1
     chunks: tuple[int, int] = (64, 64)
+    half: bool = False
 
 
 class LayerKV(Protocol):
@@ -55,23 +62,29 @@ class LayerKV(Protocol):
         """How many chunks of that size ``length`` positions have."""
 
 
-class KVTensors(NamedTuple):
-    """K and V [position][kv_heads * head_dim], a buffer each."""
+@dataclass(frozen=True, slots=True)
+class KVTensors:
+    """K and V [position][kv_heads * head_dim], a buffer each, of f16 (``half``) or f32."""
 
     k: Buffer
     v: Buffer
+    half: bool = False
+
+    @property
+    def buffers(self) -> tuple[Buffer, Buffer]:
+        return self.k, self.v
 
     def append_constants(self) -> Constants:
-        return (("slabs", 0),)
+        return (("slabs", 0), ("half", self.half))
 
     def appended(self) -> tuple[Buffer, ...]:
-        return self
+        return self.buffers
 
     def read_constants(self, chunk: int) -> Constants:
-        return (("slabs", 0), ("chunk", chunk))
+        return (("slabs", 0), ("half", self.half), ("chunk", chunk))
 
     def reads(self, chunk: int, y: int, z: int, shares: int = 0) -> Iterator[tuple[tuple[Buffer, ...], Grid]]:
-        yield self, ByLength(chunk, y, z)
+        yield self.buffers, ByLength(chunk, y, z)
 
     def counted(self) -> tuple[Buffer, ...]:
         return ()
@@ -106,14 +119,15 @@ class KVSlabs:
     last: int
 
     def append_constants(self) -> Constants:
-        return (("slabs", self.table.shape.slabs),)
+        return (("slabs", self.table.shape.slabs), ("half", self.table.shape.half))
 
     def appended(self) -> tuple[Buffer, ...]:
         return self.table.groups[self.last // self.table.shape.slabs], self.slabs[self.last]
 
     def read_constants(self, chunk: int) -> Constants:
-        column = "zw"[self.table.shape.chunks.index(chunk)]
-        return (("slabs", self.table.shape.slabs), ("column", column), ("chunk", chunk))
+        shape = self.table.shape
+        column = "zw"[shape.chunks.index(chunk)]
+        return (("slabs", shape.slabs), ("half", shape.half), ("column", column), ("chunk", chunk))
 
     def reads(self, chunk: int, y: int, z: int, shares: int = 0) -> Iterator[tuple[tuple[Buffer, ...], Grid]]:
         bound = self.table.shape.slabs

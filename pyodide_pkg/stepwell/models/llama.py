@@ -7,8 +7,9 @@ what all of them compute.
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
+from stepwell.errors import BadRequest
 from stepwell.gpu.device import ByteSource, Progress
-from stepwell.kernels.kv import KVShape
+from stepwell.kernels.kv import KV_TYPES, KVShape
 from stepwell.launch.launcher import Launcher
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.models.config import LlamaConfig, check_tensors, expected_tensors
@@ -56,11 +57,14 @@ class Llama:
         """How its steps are recorded for ``launcher``: any one of the device and pool of the weights."""
         return Steps(self.config, self.weights, self.turns, self.switch, launcher)
 
-    def kv_shape(self, launcher: Launcher) -> KVShape:
-        """What its KV cache is made of, for the kernels of ``launcher``."""
+    def kv_shape(self, launcher: Launcher, kv_type: str = "f32") -> KVShape:
+        """What its KV cache is made of, for the kernels of ``launcher``.  BadRequest for what is not in KV_TYPES."""
+        if kv_type not in KV_TYPES:
+            raise BadRequest(f"no type {kv_type!r} of K and V; there are {', '.join(KV_TYPES)}.")
         config, tuning = self.config, launcher.tuning
-        width_bytes = 4 * config.n_kv_heads * config.head_dim  # f32
-        return KVShape(config.n_layers, width_bytes, tuning.slabs, (tuning.attention_chunk, tuning.decode_chunk))
+        width_bytes = KV_TYPES[kv_type] * config.n_kv_heads * config.head_dim
+        chunks = tuning.attention_chunk, tuning.decode_chunk
+        return KVShape(config.n_layers, width_bytes, tuning.slabs, chunks, kv_type == "f16")
 
     def close(self) -> None:
         """Give the weights back to the pool."""

@@ -46,7 +46,9 @@ class AnswerRun(PageRun):
         if request.tune:
             goes_on = await self._tune(request.tune_ms)
             self._start_afresh()
-        session = DecodeSession(model.llama, launcher, kv=request.kv, context=context, spans=self._spans)
+        session = DecodeSession(
+            model.llama, launcher, kv=request.kv, kv_type=request.kv_type, context=context, spans=self._spans
+        )
         record = RunRecord(
             scenario={"model": model.name, "sha256": model.sha256, **request.as_dict(), "context": context},
             environment=self._environment,

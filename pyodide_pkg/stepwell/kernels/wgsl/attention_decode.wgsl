@@ -19,7 +19,7 @@
 @group(0) @binding(1) var<storage, read> q: array<vec4f>;                // [heads * head_dim]
 @group(0) @binding(2) var<storage, read_write> partials: array<vec4f>;   // [share][heads][head_dim]
 @group(0) @binding(3) var<storage, read_write> normals: array<vec2f>;    // [share][heads]: maximum, sum
-{{ kv.declare(slabs, 4, "read", "vec4f", "vec4f", slabs) }}
+{{ kv.declare(slabs, half, 4, "read", 4, 4, slabs) }}
 {{ kv.chunks(slabs, column, chunk) }}
 
 const KV = {{ kv_heads * d4 }}u;
@@ -81,22 +81,27 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
 {% for t in range(turns) %}
     let k_at{{ t }} = (min(begin + thread / LANES + {{ t * at_once }}u, last) + chunk.k) * KV + group.y * D4 + thread % LANES;
 {% for j in range(per_lane) %}
-    var k{{ t }}_{{ j }}: vec4f;
+    var k_read{{ t }}_{{ j }}: {{ kv.type(half, 4) }};
 {% endfor %}
 {% endfor %}
 {% for r in range(rounds) %}
-    var v{{ r }}: vec4f;
+    var v_read{{ r }}: {{ kv.type(half, 4) }};
 {% endfor %}
 {% call(k_cache, v_cache) kv.choose(slabs, "chunk.slab") %}
 {% for t in range(turns) %}
 {% for j in range(per_lane) %}
-    k{{ t }}_{{ j }} = {{ k_cache }}[k_at{{ t }} + {{ j * lanes }}u];
+    k_read{{ t }}_{{ j }} = {{ k_cache }}[k_at{{ t }} + {{ j * lanes }}u];
 {% endfor %}
 {% endfor %}
 {% for r in range(rounds) %}
-    v{{ r }} = {{ v_cache }}[(min(begin + part + {{ r * parts }}u, last) + chunk.v) * KV + group.y * D4 + column];
+    v_read{{ r }} = {{ v_cache }}[(min(begin + part + {{ r * parts }}u, last) + chunk.v) * KV + group.y * D4 + column];
 {% endfor %}
 {% endcall %}
+{% for t in range(turns) %}
+{% for j in range(per_lane) %}
+    let k{{ t }}_{{ j }} = {{ kv.four(half, "k_read%d_%d" % (t, j)) }};
+{% endfor %}
+{% endfor %}
 {% for g in range(group_size) %}
 {% for t in range(turns) %}
     var score{{ g }}_{{ t }} = dot({% for j in range(per_lane) %}q{{ g }}_{{ j }} * k{{ t }}_{{ j }}{{ " + " if not loop.last }}{% endfor %}, vec4f({{ head_dim ** -0.5 }}));
@@ -117,6 +122,9 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
     }
 {% endfor %}
     workgroupBarrier();
+{% for r in range(rounds) %}
+    let v{{ r }} = {{ kv.four(half, "v_read%d" % r) }};
+{% endfor %}
     // every subgroup finds the maximum and the sum for itself: that takes no further barrier
 {% for g in range(group_size) %}
     let before{{ g }} = top{{ g }};

@@ -12,7 +12,7 @@ enable subgroups;
 @group(0) @binding(1) var<storage, read> qkv: array<vec4f>;                // [row][(heads + 2 kv_heads) * head_dim]
 @group(0) @binding(2) var<storage, read_write> partials: array<vec4f>;     // [chunk][row][heads][head_dim]
 @group(0) @binding(3) var<storage, read_write> normals: array<vec2f>;      // [chunk][row][heads]: maximum, sum
-{{ kv.declare(slabs, 4, "read", "vec4f", "vec4f", slabs) }}
+{{ kv.declare(slabs, half, 4, "read", 4, 4, slabs) }}
 {{ kv.chunks(slabs, column, chunk) }}
 
 const ROW = {{ (heads + 2 * kv_heads) * d4 }}u;
@@ -48,7 +48,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: ve
 {% endfor %}
 {% for j in range(d4) %}
     {
-      let k = {{ k_cache }}[k_at + {{ j }}u];
+      let k = {{ kv.four(half, "%s[k_at + %du]" % (k_cache, j)) }};
 {% for g in range(group_size) %}
       score{{ g }} += k * subgroupBroadcast(q{{ g }}_{{ j // 4 }}, {{ j % 4 }}u);
 {% endfor %}
@@ -73,7 +73,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: ve
       let w{{ g }} = subgroupBroadcast(weight{{ g }}, {{ m }}u);
 {% endfor %}
 {% for i in range(parts) %}
-      let v{{ i }} = {{ v_cache }}[v_at + {{ 4 * i }}u];
+      let v{{ i }} = {{ kv.four(half, "%s[v_at + %du]" % (v_cache, 4 * i)) }};
 {% for g in range(group_size) %}
       value{{ g }}_{{ i }} += w{{ g }} * v{{ i }};
 {% endfor %}

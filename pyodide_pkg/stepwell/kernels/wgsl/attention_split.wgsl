@@ -9,7 +9,7 @@
 @group(0) @binding(1) var<storage, read> qkv: array<vec4f>;              // [row][(heads + 2 kv_heads) * head_dim]
 @group(0) @binding(2) var<storage, read_write> partials: array<f32>;     // [chunk][row][heads][head_dim]
 @group(0) @binding(3) var<storage, read_write> normals: array<vec2f>;    // [chunk][row][heads]: maximum, sum
-{{ kv.declare(slabs, 4, "read", "vec4f", "f32", slabs) }}
+{{ kv.declare(slabs, half, 4, "read", 4, 1, slabs) }}
 {{ kv.chunks(slabs, column, chunk) }}
 
 const ROW = {{ (heads + 2 * kv_heads) * d4 }}u;
@@ -39,7 +39,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: ve
 {% endfor %}
 {% call(k_cache, v_cache) kv.choose(slabs, "chunk.slab") %}
   for (var j = 0u; j < {{ d4 }}u; j++) {
-    let k = {{ k_cache }}[k_at + j];
+    let k = {{ kv.four(half, "%s[k_at + j]" % k_cache) }};
 {% for g in range(group_size) %}
     score{{ g }} += k * qkv[q_at + {{ g * d4 }}u + j];
 {% endfor %}
@@ -62,7 +62,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: ve
         let weight = exp(weights[{{ g }}][i] - highest);
         sum += weight;
         let v_at = (begin + i + chunk.v) * KV * 4u + kv_head * {{ head_dim }}u + d;
-        value += weight * {{ kv.number(slabs, v_cache, "v_at") }};
+        value += weight * {{ kv.number(slabs, half, v_cache, "v_at") }};
       }
 {% endcall %}
       partials[at * {{ head_dim }}u + d] = value;

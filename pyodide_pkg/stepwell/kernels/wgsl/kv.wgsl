@@ -5,18 +5,41 @@
    (the last one again where there are fewer) and their table; a launch that appends binds one of them and the table:
      pages[0]      (end of these slabs' chunks, the same for the other size, chunks in all, the same for the other size)
      pages[1 + s]  (first position, positions, number of its first chunk, the same for the other size); unused: all ones
-   `column` (z or w) is where the chunks of this kernel's size are counted. No chunk is in two slabs. #}
+   `column` (z or w) is where the chunks of this kernel's size are counted. No chunk is in two slabs.
 
-{# The declarations, from binding `first` on. `bound`: how many of the slabs this kernel binds. #}
-{% macro declare(slabs, first, access, type, v_type, bound) %}
+   half: a number is an f16, two of them in a u32, the first in its low bits; else an f32. Indices count the same. #}
+
+{# How `count` numbers side by side are declared: one (of f32 only), two or four. #}
+{% macro type(half, count) -%}
+{{ {2: "u32", 4: "vec2u"}[count] if half else {1: "f32", 2: "vec2f", 4: "vec4f"}[count] }}
+{%- endmacro %}
+
+{# Four numbers out of what was read of an array of fours. #}
+{% macro four(half, read) -%}
+{{ "unpack_four(%s)" % read if half else read }}
+{%- endmacro %}
+
+{# A pair of numbers as it is stored in an array of pairs. #}
+{% macro pair(half, value) -%}
+{{ "pack2x16float(%s)" % value if half else value }}
+{%- endmacro %}
+
+{# The declarations, from binding `first` on: arrays of `count` numbers, of V perhaps one by one. `bound`: how many of the
+   slabs this kernel binds. #}
+{% macro declare(slabs, half, first, access, count, v_count, bound) %}
 {% if slabs %}
 @group(0) @binding({{ first }}) var<uniform> pages: array<vec4u, {{ slabs + 1 }}>;
 {% for s in range(bound) %}
-@group(0) @binding({{ first + 1 + s }}) var<storage, {{ access }}> slab{{ s }}: array<{{ type }}>;
+@group(0) @binding({{ first + 1 + s }}) var<storage, {{ access }}> slab{{ s }}: array<{{ type(half, count) }}>;
 {% endfor %}
 {% else %}
-@group(0) @binding({{ first }}) var<storage, {{ access }}> k_cache: array<{{ type }}>;  // [position][kv_heads * head_dim]
-@group(0) @binding({{ first + 1 }}) var<storage, {{ access }}> v_cache: array<{{ v_type }}>;
+@group(0) @binding({{ first }}) var<storage, {{ access }}> k_cache: array<{{ type(half, count) }}>;  // [position][kv_heads * head_dim]
+@group(0) @binding({{ first + 1 }}) var<storage, {{ access }}> v_cache: array<{{ type(half, count if half else v_count) }}>;
+{% endif %}
+{% if half and count == 4 %}
+fn unpack_four(words: vec2u) -> vec4f {
+  return vec4f(unpack2x16float(words.x), unpack2x16float(words.y));
+}
 {% endif %}
 {% endmacro %}
 
@@ -65,8 +88,12 @@ switch {{ which }} {
 {% endmacro %}
 
 {# One number of V, where kernels that read one at a time declare V as such. #}
-{% macro number(slabs, v, index) -%}
+{% macro number(slabs, half, v, index) -%}
+{% if half -%}
+unpack2x16float({{ v }}[({{ index }}) / 4u][({{ index }}) / 2u % 2u])[({{ index }}) % 2u]
+{%- else -%}
 {{ "%s[(%s) / 4u][(%s) %% 4u]" % (v, index, index) if slabs else "%s[%s]" % (v, index) }}
+{%- endif %}
 {%- endmacro %}
 
 {# The chunks that this launch binds, from, to; and how many there are in all. #}

@@ -41,7 +41,7 @@
 {% endif %}
 {% if after == "rope" %}
 @group(0) @binding({{ more }}) var<storage, read> turns: array<vec2f>;            // of this step: [pair]
-{{ kv.declare(slabs, more + 1, "read_write", "vec2f", "vec2f", 1) }}
+{{ kv.declare(slabs, half, more + 1, "read_write", 2, 2, 1) }}
 {{ kv.rows(slabs) }}
 {% endif %}
 
@@ -293,9 +293,9 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
     y[2u * pair_at] = turned.x;
     y[2u * pair_at + 1u] = turned.y;
   } else if (pair_at < Q + KV) {
-    {{ kv.k(slabs) }}[rows_of(step.position).x * KV + pair_at - Q] = turned;
+    {{ kv.k(slabs) }}[rows_of(step.position).x * KV + pair_at - Q] = {{ kv.pair(half, "turned") }};
   } else {
-    {{ kv.v(slabs) }}[rows_of(step.position).y * KV + pair_at - Q - KV] = pair;
+    {{ kv.v(slabs) }}[rows_of(step.position).y * KV + pair_at - Q - KV] = {{ kv.pair(half, "pair") }};
   }
 {% endif %}
 }

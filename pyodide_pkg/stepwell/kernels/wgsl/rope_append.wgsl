@@ -8,7 +8,7 @@
 {% include "step.wgsl" %}
 @group(0) @binding(1) var<storage, read> turns: array<vec2f>;          // [table][bit][pair]: cos, sin of 2^bit * frequency
 @group(0) @binding(2) var<storage, read_write> qkv: array<vec2f>;      // [row][(heads + 2 kv_heads) * head_dim]
-{{ kv.declare(slabs, 3, "read_write", "vec2f", "vec2f", 1) }}
+{{ kv.declare(slabs, half, 3, "read_write", 2, 2, 1) }}
 {{ kv.rows(slabs) }}
 
 const HALF = {{ head_dim // 2 }}u;        // pairs per head
@@ -46,8 +46,8 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
   if (i < Q) {
     qkv[at] = rotate(pair, i % HALF, position);
   } else if (i < Q + KV) {
-    {{ kv.k(slabs) }}[rows_of(position).x * KV + i - Q] = rotate(pair, (i - Q) % HALF, position);
+    {{ kv.k(slabs) }}[rows_of(position).x * KV + i - Q] = {{ kv.pair(half, "rotate(pair, (i - Q) % HALF, position)") }};
   } else {
-    {{ kv.v(slabs) }}[rows_of(position).y * KV + i - Q - KV] = pair;
+    {{ kv.v(slabs) }}[rows_of(position).y * KV + i - Q - KV] = {{ kv.pair(half, "pair") }};
   }
 }
