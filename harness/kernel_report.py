@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.record import Record
-from harness.summary import adapter_name, plain_table
+from harness.summary import adapter_name, kv_label, plain_table
 
 TITLE = "GPU time per kernel of one decode step"
 CAPTION = (

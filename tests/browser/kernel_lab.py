@@ -21,6 +21,7 @@ Contents = npt.NDArray[Any]
 
 POISON = 0xFFA5A5A5
 GUARD_BYTES = 256
+SMALLEST_HALF = 2.0**-14  # that is normal
 
 SOURCE = """
 import asyncio
@@ -56,7 +57,8 @@ class Case:
             names[name] = Heads(*geometry)
         for name, (buffers, positions) in case["kv"].items():
             buffers = [names[buffer] for buffer in buffers]
-            names[name] = self.slabs(pool, tuning, buffers, positions) if positions else KVTensors(*buffers)
+            paged = positions and self.slabs(pool, tuning, buffers, positions, case["half"])
+            names[name] = paged or KVTensors(*buffers, case["half"])
         for operation, args, options in case["calls"]:
             options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
             args = [tuple(arg) if isinstance(arg, list) else arg for arg in args]
@@ -70,8 +72,8 @@ class Case:
             rec.copy(names[name], 0, self.staging, start, nbytes)
         self.step = rec.finish()
 
-    def slabs(self, pool, tuning, buffers, positions):
-        shape = KVShape(1, 0, tuning.slabs, (tuning.attention_chunk, tuning.decode_chunk))
+    def slabs(self, pool, tuning, buffers, positions, half):
+        shape = KVShape(1, 0, tuning.slabs, (tuning.attention_chunk, tuning.decode_chunk), half)
         spans = [(sum(positions[:i]), count) for i, count in enumerate(positions)]
         tables = []
         for group in range(-(-len(spans) // tuning.slabs)):
@@ -129,6 +131,7 @@ class Case:
     matrices: Mapping[str, tuple[str, int, int, str, str]] = field(default_factory=dict)  # format, n, k, words, scales
     heads: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)  # heads, kv_heads, head_dim, rope_dim
     kv: Mapping[str, tuple[Sequence[str], Sequence[int]]] = field(default_factory=dict)  # buffers, positions of slabs
+    half: bool = False  # K and V are f16
     position: int = 0
     rows: int = 1
     fused: bool = False  # the calls are FusedOps' methods
@@ -143,6 +146,7 @@ class Case:
             "matrices": self.matrices,
             "heads": self.heads,
             "kv": self.kv,
+            "half": self.half,
             "calls": self.calls,
             "outputs": self.outputs,
         }
@@ -163,6 +167,21 @@ def cache_of(buffers: Mapping[str, Contents], slabs: Sequence[int]) -> tuple[Con
         return buffers["k"], buffers["v"]
     pairs = [np.split(buffers[f"slab{i}"], 2) for i in range(len(slabs))]
     return np.concatenate([k for k, _ in pairs]), np.concatenate([v for _, v in pairs])
+
+
+def poison_half(*shape: int) -> Contents:
+    """``poison`` of f16; the last dimension is even."""
+    return np.full((*shape[:-1], shape[-1] // 2), POISON, dtype=np.uint32).view(np.float16)
+
+
+def half(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float16]:
+    """Rounded to f16; what is subnormal there, which a GPU may read as zero, is zero."""
+    return np.where(np.abs(values) < SMALLEST_HALF, 0, values).astype(np.float16)
+
+
+def half_error(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """How far an f16 may be from what it stands for: rounded in any direction, subnormals perhaps to zero."""
+    return np.maximum(2.0**-10 * np.abs(values), SMALLEST_HALF)
 
 
 class KernelLab:

@@ -21,7 +21,17 @@ from stepwell.memory.buffer import Buffer, Role
 from stepwell.models.config import LlamaConfig
 from stepwell.models.rope import rope_turns
 from tests.browser.conftest import Lab
-from tests.browser.kernel_lab import Case, KernelLab, cache_buffers, cache_of, is_poison, poison
+from tests.browser.kernel_lab import (
+    Case,
+    KernelLab,
+    cache_buffers,
+    cache_of,
+    half,
+    half_error,
+    is_poison,
+    poison,
+    poison_half,
+)
 from tests.browser.test_kernels import assert_within, f32, matrix_entry, packed, random_of
 from tests.reference import kernels as reference
 from tests.reference.kernels import U
@@ -133,10 +143,12 @@ class Qkv(NamedTuple):
     heads: tuple[int, int, int, int]  # heads, kv_heads, head_dim, rope_dim
     position: int
     slabs: tuple[int, ...] = ()  # positions of each
+    half: bool = False  # K and V are f16
 
 
 QKVS = [Qkv(tuning, (4, 2, 16, 16), position) for tuning in TUNINGS for position in (0, 777)]
 QKVS += [Qkv("subgroups", (3, 3, 16, 8), 100), Qkv("plain", (9, 3, 64, 64), 8191)]
+QKVS += [Qkv("plain", (4, 2, 16, 8), 777, half=True), Qkv("integers", (4, 2, 16, 16), 40, (32, 16, 48), half=True)]
 HIDDEN = 64
 
 
@@ -148,7 +160,7 @@ def qkv_case(shape: Qkv) -> Case:
         hidden_size=32, n_layers=1, n_heads=heads, n_kv_heads=kv_heads, head_dim=rope_dim, ffn_size=32, vocab_size=1,
         context_length=1, rope_theta=THETA, rope_dim=rope_dim, rms_eps=EPS, tied_embeddings=True,
     )  # fmt: skip
-    cache = poison(sum(shape.slabs) or shape.position + 3, kv_heads, head_dim)
+    cache = (poison_half if shape.half else poison)(sum(shape.slabs) or shape.position + 3, kv_heads, head_dim)
     caches = cache_buffers(cache, cache, shape.slabs)
     return Case(
         TUNINGS[shape.tuning],
@@ -169,6 +181,7 @@ def qkv_case(shape: Qkv) -> Case:
         {"w": matrix_entry(LAYOUT_OF_FORMAT["Q4_1"], n, HIDDEN)},
         {"geometry": shape.heads},
         {"kv": (tuple(caches), shape.slabs)},
+        half=shape.half,
         position=shape.position,
         fused=True,
     )
@@ -192,12 +205,14 @@ def test_norm_qkv(kernels: KernelLab, shape: Qkv) -> None:
         expected = reference.rope(original, positions, rope_dim, THETA)[0]
         length = np.hypot(original[..., ::2], original[..., 1::2]).repeat(2, axis=-1)[0]
         spread = error[0].reshape(*error[0].shape[:-1], -1, 2).sum(axis=-1).repeat(2, axis=-1)
-        assert_within(found, expected, spread + (ones * (5**0.5 + 1) + 5**0.5) * 1.01 * U * length)
+        rounded = 1.001 * half_error(expected) if found.dtype == np.float16 else 0.0
+        assert_within(found, expected, spread + (ones * (5**0.5 + 1) + 5**0.5) * 1.01 * U * length + rounded)
 
     k, v = cache_of(got, shape.slabs)
     check(got["q"], rows[:, :heads], error[:, :heads])
     check(k[shape.position], rows[:, heads : heads + kv_heads], error[:, heads : heads + kv_heads])
-    assert_within(v[shape.position], rows[0, heads + kv_heads :], error[0, heads + kv_heads :])
+    values, rounded = rows[0, heads + kv_heads :], error[0, heads + kv_heads :]
+    assert_within(v[shape.position], values, rounded + (1.001 * half_error(values) if shape.half else 0.0))
     for name, tensor in (("k", k), ("v", v)):
         rest = np.delete(tensor, shape.position, axis=0)
         assert is_poison(rest).all(), f"{name} has changed at other positions"
@@ -210,6 +225,7 @@ class Attention(NamedTuple):
     top: float = 0.0
     window: int = 0
     slabs: tuple[int, ...] = ()  # positions of each
+    half: bool = False  # K and V are f16
 
 
 SLABS = (48, 16, 32, 144, 16, 16, 64)  # of a paged cache: more than a launch binds, tiles that end with their slab
@@ -224,6 +240,9 @@ ATTENTIONS = [
     *(Attention("subgroups", heads, 250, slabs=SLABS) for heads in ((9, 3, 64), (3, 3, 24))),
     *(Attention(tuning, (4, 2, 16), 250, window=100, slabs=SLABS) for tuning in ("wide", "integers")),
     Attention("integers", (8, 4, 16), 70, slabs=(96,)),
+    *(Attention(tuning, (4, 2, 16), 130, half=True) for tuning in TUNINGS),
+    Attention("subgroups", (9, 3, 64), 70, half=True),
+    *(Attention(tuning, (4, 2, 16), 250, slabs=SLABS, half=True) for tuning in ("plain", "integers")),
 ]
 OUT = 24  # outputs of the product behind attention
 
@@ -235,6 +254,8 @@ def attention_case(shape: Attention) -> Case:
     cache = {name: poison(sum(shape.slabs) or shape.length + 2, kv_heads, head_dim).copy() for name in "kv"}
     for contents in cache.values():
         contents[: shape.length] = random.normal(size=(shape.length, kv_heads, head_dim))
+    if shape.half:
+        cache = {name: np.where(np.isnan(c), poison_half(*c.shape), half(c)) for name, c in cache.items()}
     if shape.top:
         k, v = (cache[name][: shape.length] for name in "kv")
         q *= shape.top / np.abs(reference.attention(q, k, v, shape.length - 1).scores).max()
@@ -258,7 +279,7 @@ def attention_case(shape: Attention) -> Case:
         matrices = {"w": matrix_entry(LAYOUT_OF_FORMAT["F32"], heads * head_dim, heads * head_dim)}
     return Case(
         tuning, buffers, calls, outputs, matrices, {"geometry": (*shape.heads, head_dim, shape.window)},
-        {"kv": (tuple(caches), shape.slabs)}, position=shape.length - 1, fused=True,
+        {"kv": (tuple(caches), shape.slabs)}, half=shape.half, position=shape.length - 1, fused=True,
     )  # fmt: skip
 
 

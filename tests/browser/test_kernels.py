@@ -24,7 +24,18 @@ from stepwell.kernels.tuning import Tuning, tuning_for
 from stepwell.models.config import LlamaConfig
 from stepwell.models.rope import rope_turns
 from tests.browser.conftest import Lab
-from tests.browser.kernel_lab import Case, Contents, KernelLab, cache_buffers, cache_of, is_poison, poison
+from tests.browser.kernel_lab import (
+    Case,
+    Contents,
+    KernelLab,
+    cache_buffers,
+    cache_of,
+    half,
+    half_error,
+    is_poison,
+    poison,
+    poison_half,
+)
 from tests.reference import kernels as reference
 from tests.reference.kernels import Array, U
 
@@ -372,6 +383,7 @@ class Rope(NamedTuple):
     scale: float = 1.0
     long_from: int = 0
     slabs: tuple[int, ...] = ()  # positions of each
+    half: bool = False  # K and V are f16
 
     @property
     def divisor(self) -> float:
@@ -395,6 +407,8 @@ ROPES = [
         for tuning in ("quad", "split")
         for position in (0, 95)
     ),
+    Rope("quad", (4, 2, 16, 12), 777, 5, half=True),
+    *(Rope(tuning, (4, 2, 16, 16), 40, 3, slabs=(32, 16, 48), half=True) for tuning in ("quad", "split")),
 ]
 SLOWER = 2.5  # the second table's frequencies are divided by that
 THETA = 10_000.0
@@ -404,7 +418,8 @@ SPARE = 3  # positions of the cache behind the step's
 def rope_case(shape: Rope) -> Case:
     heads, kv_heads, head_dim, rope_dim = shape.heads
     qkv = f32(random_of(shape).normal(size=(shape.rows, heads + 2 * kv_heads, head_dim)))
-    cache = poison(sum(shape.slabs) or shape.position + shape.rows + SPARE, kv_heads, head_dim)
+    positions = sum(shape.slabs) or shape.position + shape.rows + SPARE
+    cache = (poison_half if shape.half else poison)(positions, kv_heads, head_dim)
     caches = cache_buffers(cache, cache, shape.slabs)
     config = LlamaConfig(
         hidden_size=32, n_layers=1, n_heads=heads, n_kv_heads=kv_heads, head_dim=rope_dim, ffn_size=32, vocab_size=1,
@@ -419,6 +434,7 @@ def rope_case(shape: Rope) -> Case:
         ("qkv", *caches),
         heads={"geometry": (*shape.heads, 0, shape.scale)},
         kv={"kv": (tuple(caches), shape.slabs)},
+        half=shape.half,
         position=shape.position,
         rows=shape.rows,
     )
@@ -430,7 +446,7 @@ def test_rope_append(kernels: KernelLab, shape: Rope) -> None:
     with a turn rounded to f32 (U); one product more turns the pair; 1 % for second-order terms.
 
     That is 3e-6 at position 131,071, where an angle rounded to f32 would be off by 4e-3: far positions stay exact.
-    v is copied bit by bit, and nothing else of the caches or of qkv changes.
+    v is copied bit by bit, but for rounding to f16, and nothing else of the caches or of qkv changes.
     """
     case, got = kernels.run(rope_case, ROPES, shape)
     heads, kv_heads, _, rope_dim = shape.heads
@@ -443,13 +459,15 @@ def test_rope_append(kernels: KernelLab, shape: Rope) -> None:
         expected = reference.rope(original, positions / shape.divisor, rope_dim, THETA)
         expected[..., :rope_dim] *= shape.scale
         length = shape.scale * np.hypot(original[..., ::2], original[..., 1::2]).repeat(2, axis=-1)
-        assert_within(rotated, expected, (ones * (5**0.5 + 1) + 5**0.5) * 1.01 * U * length)
-        np.testing.assert_array_equal(rotated[..., rope_dim:], original[..., rope_dim:])
+        rounded = half_error(expected) if rotated.dtype == np.float16 else 0.0
+        assert_within(rotated, expected, (ones * (5**0.5 + 1) + 5**0.5) * 1.01 * U * length + rounded)
+        if rotated.dtype == np.float32:
+            np.testing.assert_array_equal(rotated[..., rope_dim:], original[..., rope_dim:])
 
     k, v = cache_of(got, shape.slabs)
     check(got["qkv"][:, :heads], queries)
     check(k[positions], keys)
-    np.testing.assert_array_equal(v[positions], values)
+    assert_within(v[positions], values, half_error(values) if shape.half else np.zeros_like(values))
     np.testing.assert_array_equal(got["qkv"][:, heads:], before[:, heads:])
     for name, tensor in (("k", k), ("v", v)):
         assert is_poison(np.delete(tensor, positions, axis=0)).all(), f"{name} has changed at other positions"
@@ -463,6 +481,7 @@ class Attention(NamedTuple):
     top: float = 0.0  # the largest score, if it is not to be what it is
     window: int = 0
     slabs: tuple[int, ...] = ()  # positions of each
+    half: bool = False  # K and V are f16
 
 
 SLABS = (48, 16, 32, 144, 16, 16, 64)  # of a paged cache: more than a launch binds, chunks that end with their slab
@@ -495,6 +514,8 @@ def attentions(tuning: str) -> list[Attention]:
     shapes += [Attention(tuning, heads, position, rows, slabs=SLABS) for heads, position, rows in paged]
     shapes += [Attention(tuning, thin, 250, 3, window=window, slabs=SLABS) for window in (2, 45, 200)]
     shapes += [Attention(tuning, small, 200, top=80, slabs=SLABS), Attention(tuning, small, 90, 6, slabs=(96,))]
+    shapes += [Attention(tuning, heads, 128, 3, half=True) for heads in (model, thin)]
+    shapes += [Attention(tuning, heads, 250, slabs=SLABS, half=True) for heads in (small, thin)]
     return shapes
 
 
@@ -511,6 +532,8 @@ def attention_case(shape: Attention) -> Case:
         contents[:length] = random.normal(size=(length, kv_heads, head_dim))
         if shape.window:
             contents[: max(0, shape.position + 1 - shape.window)] = np.nan  # out of every row's window
+    if shape.half:
+        cache = {name: np.where(np.isnan(c), poison_half(*c.shape), half(c)) for name, c in cache.items()}
     if shape.top:
         scores = reference.attention(qkv[:, :heads], cache["k"][:length], cache["v"][:length], shape.position).scores
         qkv *= shape.top / np.abs(scores).max()
@@ -527,6 +550,7 @@ def attention_case(shape: Attention) -> Case:
         ("out", "partials", "normals"),
         heads={"geometry": (*shape.heads, head_dim, shape.window)},
         kv={"kv": (tuple(caches), shape.slabs)},
+        half=shape.half,
         position=shape.position,
         rows=shape.rows,
     )
