@@ -35,7 +35,7 @@ from tests.tiny_llama import write_tiny_llama
 
 VOCAB = 320
 LAYERS = 2
-KV_WIDTH = 4 * 2 * 16  # bytes of a position of one K or V tensor
+KV_WIDTH = 4 * 2 * 16  # bytes of a position of one K or V tensor of f32
 CONTEXT = 1024
 _SEEN = 16  # bytes of a tensor that a kernel reads
 
@@ -76,6 +76,7 @@ def meaning(label: str, code: str) -> Kernel | None:
     mask = [int(bool(wanted & bit)) for bit in Scalar]
     residual = "mode=residual" in constants
     paged = "slabs=" in constants and "slabs=0" not in constants
+    width = KV_WIDTH // 2 if "half=True" in constants else KV_WIDTH
 
     def run(views: Sequence[memoryview], grid: tuple[int, int, int]) -> None:
         block, *bound = views
@@ -89,13 +90,13 @@ def meaning(label: str, code: str) -> Kernel | None:
         elif kernel == "rope_append":
             _, qkv, *cache = bound
             crc = zlib.crc32(qkv[:_SEEN], crc)
-            _append(cache, position, rows, paged, crc)
+            _append(cache, position, rows, paged, crc, width)
             targets = [qkv]
         elif kernel in ("attention_quad", "attention_split"):
             qkv, partials, normals, *cache = bound
             later = paged and _spans(cache[0])[0][0] > 0  # slabs: what the launch for earlier ones has left also counts
             crc = partials.cast("I")[0] if later else zlib.crc32(qkv[:_SEEN], crc)
-            crc ^= _digest(cache, position + grid[2], paged)
+            crc ^= _digest(cache, position + grid[2], paged, width)
             targets = [partials, normals]
         elif kernel == "argmax" or "stage=pick" in constants:
             *_, source, ids = bound
@@ -112,7 +113,7 @@ def meaning(label: str, code: str) -> Kernel | None:
     return run
 
 
-def _append(cache: Sequence[memoryview], position: int, rows: int, paged: bool, crc: int) -> None:
+def _append(cache: Sequence[memoryview], position: int, rows: int, paged: bool, crc: int, width: int) -> None:
     """Write the step's rows of K and V."""
     k = v = position
     tensors = cache
@@ -120,22 +121,22 @@ def _append(cache: Sequence[memoryview], position: int, rows: int, paged: bool, 
         table, slab = cache
         ((first, positions),) = [span for span in _spans(table) if span[0] <= position < sum(span)]
         assert position + rows <= first + positions, "a step appends to one slab"
-        assert len(slab) == 2 * positions * KV_WIDTH, "the slab that the table says"
+        assert len(slab) == 2 * positions * width, "the slab that the table says"
         k, v = position - first, position - first + positions
         tensors = (slab, slab)
     for tensor, row in zip(tensors, (k, v), strict=True):
-        tensor[row * KV_WIDTH : (row + rows) * KV_WIDTH] = _words(crc, KV_WIDTH * rows)
+        tensor[row * width : (row + rows) * width] = _words(crc, width * rows)
 
 
-def _digest(cache: Sequence[memoryview], end: int, paged: bool) -> int:
+def _digest(cache: Sequence[memoryview], end: int, paged: bool, width: int) -> int:
     """Of the rows of K and V up to position ``end``: of any part of them it is what makes the whole by exclusive or."""
     spans, slabs = ([(0, end)], [cache]) if not paged else (_spans(cache[0]), [(slab, slab) for slab in cache[1:]])
     found = 0
     for (first, positions), (k, v) in zip(spans, slabs, strict=False):
         v_rows = positions if paged else 0
         for row in range(min(end - first, positions)):
-            k_at, v_at = row * KV_WIDTH, (v_rows + row) * KV_WIDTH
-            found ^= zlib.crc32(v[v_at : v_at + KV_WIDTH], zlib.crc32(k[k_at : k_at + KV_WIDTH], first + row))
+            k_at, v_at = row * width, (v_rows + row) * width
+            found ^= zlib.crc32(v[v_at : v_at + width], zlib.crc32(k[k_at : k_at + width], first + row))
     return found
 
 
@@ -230,8 +231,10 @@ class DecodeLab:
         self.model = await Llama.load(await read_gguf(source), source, self.launcher)
         return self
 
-    def session(self, kv: str = "static", context: int = 128, launcher: Launcher | None = None) -> DecodeSession:
-        return DecodeSession(self.model, launcher or self.launcher, kv=kv, context=context)
+    def session(
+        self, kv: str = "static", context: int = 128, launcher: Launcher | None = None, kv_type: str = "f32"
+    ) -> DecodeSession:
+        return DecodeSession(self.model, launcher or self.launcher, kv=kv, kv_type=kv_type, context=context)
 
     def close(self) -> None:
         """Give everything back; nothing may be left."""

@@ -19,6 +19,7 @@ from tests.browser.conftest import Lab
 
 pytestmark = pytest.mark.browser
 LOGIT_TOLERANCE = 0.02
+HALF_TOLERANCE = 0.08  # with K and V rounded to f16: the issue's, too
 DATA = json.loads((__import__("pathlib").Path(__file__).parents[1] / "data" / "smollm2-oracle.json").read_text("utf-8"))
 PROMPTS: dict[str, Any] = DATA["prompts"]
 MODES = {"free_run": {"ignore_eos": True}, "natural": {}, "ban_eog": {"ban_eos": True}}
@@ -202,6 +203,30 @@ def test_every_kernel_path_in_every_kv_mode(model: Lab, lanes: int, name: str, k
     worst = largest_difference(record, expected)
     assert worst <= LOGIT_TOLERANCE
     print(f"{name}, {kv}: largest logit difference {worst:.2e}")
+
+
+@pytest.mark.parametrize(
+    ("name", "kv", "tokens"),
+    [
+        ("quad", "paged", 4),
+        ("quad, subgroups", "grow", 24),
+        ("quad, fused, subgroups", "donate", 12),
+        ("split", "static", 2),
+    ],
+)
+def test_k_and_v_stored_as_f16(model: Lab, lanes: int, name: str, kv: str, tokens: int) -> None:
+    """The same ids; each kernel that touches K and V, and half of their bytes."""
+    options = options_of(name, lanes)
+    asked = {"tokens": tokens, "kv": kv, "kv_type": "f16", "ban_eos": True, "top_logits": 8, "launch": options}
+    record = run(model, "france", policy="exact", **asked)
+    expected = PROMPTS["france"]["ban_eog"]
+    assert record["token_ids"] == expected["ids"][:tokens]
+    assert record["scenario"]["kv_type"] == "f16"
+    worst = largest_difference(record, expected)
+    print(f"{name}, {kv} f16: largest logit difference {worst:.2e}")
+    assert LOGIT_TOLERANCE / 100 < worst <= HALF_TOLERANCE
+    if kv == "grow":
+        assert record["tokens"][-1]["kv_class_bytes"] == 2 * 3 * 64 * record["tokens"][-1]["position"]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ def test_form_has_the_controls_of_the_document(open_page: Opened) -> None:
     assert kinds == {
         **dict.fromkeys(("model", "kv", "policy"), "radio"), **dict.fromkeys(numbers, "number"),
         **dict.fromkeys(switches, "checkbox"), "option-stagger": "select-one", "launch-params": "select-one",
-        "eos": "select-one", "format": "select-one", "stop": "text", "prompt_ids": "text", "prompt": "textarea",
+        "eos": "select-one", "format": "select-one", "kv_type": "select-one",
+        "stop": "text", "prompt_ids": "text", "prompt": "textarea",
         "file": "file",
     }  # fmt: skip
     expect(page.locator("button#run")).to_be_enabled()
@@ -218,13 +219,14 @@ def test_export_as_json_and_markdown(open_page: Opened) -> None:
 
 
 def test_query_string_sets_the_form_and_runs(open_page: Opened) -> None:
-    query = "?policy=bucket&kv=static&tokens=5&temperature=0.7&seed=3&raw=1&eos=ban&stop=a%7C%5Cn%5Cn&prompt=Hi&run=1"
+    query = "?policy=bucket&kv=static&kv_type=f16&tokens=5&temperature=0.7&seed=3&raw=1&eos=ban"
+    query += "&stop=a%7C%5Cn%5Cn&prompt=Hi&run=1"
     page = open_page(query)
     state(page, "done")
     (request,) = [message["request"] for message in sent(page, "run")]
     expected = {
-        "policy": "bucket", "kv": "static", "tokens": 5, "temperature": 0.7, "seed": 3, "raw": True, "ban_eos": True,
-        "ignore_eos": False, "stop": ["a", "\n\n"], "prompt": "Hi",
+        "policy": "bucket", "kv": "static", "kv_type": "f16", "tokens": 5, "temperature": 0.7, "seed": 3,
+        "raw": True, "ban_eos": True, "ignore_eos": False, "stop": ["a", "\n\n"], "prompt": "Hi",
     }  # fmt: skip
     assert {name: request[name] for name in expected} == expected
     assert "run=" not in page.url
@@ -282,6 +284,7 @@ def test_every_control_is_reached_by_tab(open_page: Opened) -> None:
         "model",
         "file",
         "kv",
+        "kv_type",
         "policy",
         "tokens",
         "context",

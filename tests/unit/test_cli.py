@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from harness import adapter, cli, cli_page, demo
 from harness.browser import Profile
 from harness.errors import RunError, SetupError
-from harness.scenario import Kv, Scenario, escape_stop, read_prompt
+from harness.scenario import Kv, KvType, Scenario, escape_stop, read_prompt
 from stepwell.memory.policies import POLICIES
 from tests.run_records import make_record, with_kernels
 
@@ -33,7 +33,7 @@ def test_run_offers_what_it_must() -> None:
         "model prompt prompt-file raw tokens policy kv ban-eos ignore-eos seed temperature top-k top-p context stop"
     )
     scenario += " prompt-ids prompt-length workload from policy-option budget hard launch digest gpu-time trace"
-    scenario += " tune tune-ms tuning no-tuned"
+    scenario += " tune tune-ms tuning no-tuned kv-type"
     harness = "top-logits profile flag browser headed timeout json site"
     for option in f"{scenario} {harness}".split():
         assert f"--{option}" in shown
@@ -51,6 +51,8 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 REFUSED = {
     "policy": (["--prompt", "x", "--policy", "nope"], "adaptive"),
     "kv": (["--prompt", "x", "--kv", "endless"], "grow"),
+    "kv_type": (["--prompt", "x", "--kv-type", "q8"], "f16"),
+    "kv_type of a workload": (["--workload", "kv64", "--kv-type", "f16"], "--kv-type"),
     "no prompt": ([], "--prompt"),
     "two prompts": (["--prompt", "x", "--prompt-file", "y"], "--prompt-file"),
     "prompt file": (["--prompt-file", "/gone.txt"], "/gone.txt"),
@@ -204,6 +206,8 @@ def test_run_writes_the_answer_and_the_record(tmp_path: Path, monkeypatch: pytes
         "Hi",
         "--kv",
         "grow",
+        "--kv-type",
+        "f16",
         "--policy",
         "bucket",
         "--ban-eos",
@@ -215,7 +219,10 @@ def test_run_writes_the_answer_and_the_record(tmp_path: Path, monkeypatch: pytes
     done = runner.invoke(cli.app, [*arguments, "--json", str(out)])
     assert done.exit_code == 0, done.output
     assert "Paris" in done.stdout
-    assert page.scenarios == [Scenario("Hi", kv=Kv.GROW, policy="bucket", eos="ban", stop=("a", "b"))]
+    assert page.scenarios == [
+        Scenario("Hi", kv=Kv.GROW, kv_type=KvType.F16, policy="bucket", eos="ban", stop=("a", "b"))
+    ]
+    assert page.scenarios[0].fields["kv_type"] == "f16"
     assert out.is_file()
 
 

@@ -182,6 +182,8 @@ def test_every_option_can_be_set_as_it_is_listed(page: Page) -> None:
         ({**WORKLOAD, "launch": {"replay": "perhaps"}}, "replay is 'perhaps'; it must be true or false"),
         ({**WORKLOAD, "launch": [1]}, "launch is"),
         ({**WORKLOAD, "digest": True}, "kv16 has none"),
+        ({**WORKLOAD, "kv_type": "f16"}, "the tensors of kv16 are as they are"),
+        ({"prompt": "Hi", "kv_type": "q8"}, "kv_type is 'q8'; there are f32, f16"),
         ({**WORKLOAD, "trace": 1}, "trace is 1; it must be of type bool"),
         ({"prompt": "Hi"}, "no model is loaded"),
         ({"tokens": 3}, "no prompt"),

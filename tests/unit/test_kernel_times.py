@@ -150,11 +150,12 @@ def test_how_much_is_read() -> None:
 # ---- behind a run ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kv", ["static", "donate", "grow"])
-def test_every_launch_of_the_step_is_in_the_table(tiny: Path, kv: str) -> None:
+@pytest.mark.parametrize(("kv", "kv_type"), [("static", "f32"), ("donate", "f16"), ("grow", "f32")])
+def test_every_launch_of_the_step_is_in_the_table(tiny: Path, kv: str, kv_type: str) -> None:
     launches = 9 * LAYERS + 4
     page = timed(Page(tiny), lambda number: PASS_US + (number + 1 if number < launches else 0))
-    plain, record = page.run({**ASKED, "kernel_times": False, "kv": kv}, {**ASKED, "kv": kv})
+    asked = {**ASKED, "kv": kv, "kv_type": kv_type}
+    plain, record = page.run({**asked, "kernel_times": False}, asked)
     assert page.of("error") == []
     assert "kernels" not in plain
     kernels = record["kernels"]
@@ -172,7 +173,8 @@ def test_every_launch_of_the_step_is_in_the_table(tiny: Path, kv: str) -> None:
     assert (rows["qkv", "matmul_quad"]["shape"], rows["qkv", "matmul_quad"]["format"]) == (f"{HIDDEN} x {QKV}", "u4m")
     assert kernels["weights"]["bytes_per_token"] == MATRICES
     attention = next(row for (_, kernel), row in rows.items() if kernel == "attention_split")
-    assert attention["bytes_per_launch"] == 2 * 4 * KV_WIDTH * (kernels["position"] + 1)
+    width_bytes = {"f32": 4, "f16": 2}[kv_type] * KV_WIDTH
+    assert attention["bytes_per_launch"] == 2 * width_bytes * (kernels["position"] + 1)
     assert kernels["plain_read_bytes"] == 16 << 20
     assert kernels["plain_read_gb_s"] == pytest.approx((16 << 20) / 1e3)  # its fastest pass takes one net microsecond
     page.frontend.close()

@@ -10,9 +10,10 @@ import pytest
 
 from harness import record as records
 from harness.errors import RunError
-from harness.scenario import Kv
+from harness.scenario import Kv, KvType
 from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.timing import StepCounters, StepTiming
+from stepwell.kernels.kv import KV_TYPES
 from stepwell.launch.options import LaunchOptions
 from stepwell.memory.buffer import Role
 from stepwell.memory.ledger import RoleReport
@@ -47,6 +48,7 @@ def test_the_schema_names_what_the_package_measures() -> None:
     assert set(schema["$defs"]["account"]["required"]) == {field.name for field in fields(RoleReport)}
     assert set(schema["properties"]["memory"]["properties"]["by_role"]["propertyNames"]["enum"]) == set(Role)
     assert set(schema["properties"]["scenario"]["properties"]["kv"]["enum"]) == set(KV_MODES) == set(Kv)
+    assert schema["properties"]["scenario"]["properties"]["kv_type"]["enum"] == list(KV_TYPES) == list(KvType)
 
 
 FAULTS: dict[str, tuple[Change, str]] = {
@@ -55,6 +57,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "unknown": (lambda r: r.update(extra=1), "extra"),
     "finish": (lambda r: r.update(finish_reason="tired"), r"\$\.finish_reason"),
     "kv": (lambda r: r["scenario"].update(kv="endless"), r"\$\.scenario\.kv"),
+    "kv_type": (lambda r: r["scenario"].update(kv_type="q8"), r"\$\.scenario\.kv_type"),
     "negative": (lambda r: r["tokens"][1].update(ms=-1), r"\$\.tokens\[1\]\.ms"),
     "fraction": (lambda r: r["tokens"][1].update(launches=1.5), r"\$\.tokens\[1\]\.launches"),
     "counter": (lambda r: r["tokens"][0].pop("pool_hits"), "pool_hits"),
