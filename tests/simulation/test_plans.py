@@ -496,9 +496,9 @@ def test_past_and_present_are_in_the_key() -> None:
     pool = BufferPool(FakeDevice(), "exact")
     cache = GrowKV(pool, KVShape(1, 256), 8)
     sets = [cache.extend(1), cache.extend(1), cache.extend(1)]
-    assert cache.key == tuple(buffer.id for pairs in sets[1:] for pair in pairs for buffer in pair)
+    assert cache.key == tuple(buffer.id for pairs in sets[1:] for pair in pairs for buffer in pair.buffers)
     cache.commit()
-    assert cache.key == tuple(buffer.id for pairs in sets[1:] for pair in pairs for buffer in pair)
+    assert cache.key == tuple(buffer.id for pairs in sets[1:] for pair in pairs for buffer in pair.buffers)
 
 
 def test_a_session_that_ends_leaves_the_others_plans(model: Path) -> None:
