@@ -109,6 +109,18 @@ def test_a_baseline_that_is_the_best_has_nothing_to_gain() -> None:
     assert answer["sentence"].startswith("Nothing to gain: adaptive creates 0 buffers per token")
 
 
+@pytest.mark.parametrize(("defaults_ms", "recommended"), [(0.09, "adaptive"), (0.3, "adaptive window=2")])
+def test_defaults_go_before_a_setting_that_is_hardly_faster(defaults_ms: float, recommended: str) -> None:
+    read = workload("kv64", 2050, 2060)
+    found = survey(read())
+    baseline, slower, faster = (
+        try_setting(read(), setting, COSTS, found.unit)
+        for setting in (Setting("bucket"), Setting("adaptive"), Setting("adaptive", {"window": "2"}))
+    )
+    slower["ms_per_token"], faster["ms_per_token"] = defaults_ms, 0.0
+    assert compare(found, [slower, faster], baseline, "as given", COSTS)["recommended"] == recommended
+
+
 def test_a_size_for_every_token_is_told_in_one_sentence() -> None:
     outcome = try_setting(workload_events("kv64", 2030, 2066), Setting("exact"), COSTS, "token")
     (only,) = outcome["hurting"]

@@ -5,8 +5,7 @@ per token are those of ``simulate``, over all tokens.  Times leave out the first
 policy, and are estimates: a cost per create, and one per MiB of it.
 
 *Which setting.*  Of those that save nearly all that can be saved, those that reserve hardly more than the least; of
-them the fastest, and of equals the first in the table, where a policy's defaults come first.  A saving that no one
-would notice is none.
+them the fastest, or its policy's defaults where they are as good: a saving that no one would notice is none.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -257,7 +256,11 @@ def _best(outcomes: Sequence[Outcome], baseline: Outcome) -> Outcome | None:
     near = [outcome for outcome in outcomes if outcome["saved_ms_per_token"] >= NEARLY_ALL * most]
     least = min(outcome["peak_bytes"] for outcome in near)
     small = [outcome for outcome in near if outcome["peak_bytes"] <= HARDLY_MORE * least]
-    return min(small, key=lambda outcome: round(outcome["ms_per_token"], 2))
+    fastest = min(small, key=lambda outcome: round(outcome["ms_per_token"], 2))
+    for outcome in small:
+        if outcome["policy"] == fastest["policy"] and not outcome["options"]:
+            return outcome if outcome["ms_per_token"] < fastest["ms_per_token"] + WORTH_MS else fastest
+    return fastest
 
 
 def _sentence(
