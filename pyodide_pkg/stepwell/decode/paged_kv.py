@@ -47,6 +47,7 @@ class PagedKV(Positions):
         self._stale = False  # the tables do not say which slabs there are
         self._added: deque[int] = deque()  # per step under way: so many of the slabs are there since
         self._last = 0  # the slab that the last step under way appends to
+        self._views: tuple[tuple[int, ...], list[LayerKV]] = ((), [])  # what steps are given, while the key is this
 
     @property
     def class_bytes(self) -> int:
@@ -76,10 +77,11 @@ class PagedKV(Positions):
             raise
         self._last = next(number for number, slab in enumerate(self._slabs) if begin < slab.end)
         self._rows.append(rows)
-        table = PageTable(self._shape, self._spans(), tuple(self._tables))
-        return [
-            KVSlabs(table, [slab.buffers[layer] for slab in self._slabs], self._last) for layer in range(self._layers)
-        ]
+        if self._views[0] != self.key:  # once per slab, not per token
+            table = PageTable(self._shape, self._spans(), tuple(self._tables))
+            buffers = [[slab.buffers[layer] for slab in self._slabs] for layer in range(self._layers)]
+            self._views = (self.key, [KVSlabs(table, slabs, self._last) for slabs in buffers])
+        return self._views[1]
 
     def preview(self, reach: int, buffer: Buffer) -> Sequence[LayerKV]:
         spans, room = list(self._spans()), self._room

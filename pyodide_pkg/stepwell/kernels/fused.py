@@ -1,8 +1,8 @@
 """The operations of a decode step for GPUs: one row, in as few launches as there are points where all must be done.
 
-Five per layer: norm + q|k|v + rotation + KV append; attention by chunks; their merge + output + residual; norm +
+Five per layer: norm + q|k|v + rotation + KV append; attention in shares; their merge + output + residual; norm +
 gate|up + SwiGLU; down + residual.  A chain of launches that wait for each other costs some microseconds each whatever
-they do, so work is done again where that saves one: every workgroup of a product norms x, or merges the chunks, itself.
+they do, so work is done again where that saves one: every workgroup of a product norms x, or merges the shares, itself.
 """
 
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ class FusedOps:
         self, rec: Recorder, q: Buffer, kv: LayerKV, partials: Buffer, normals: Buffer, heads: Heads,
         shape: tuple[int, int],
     ) -> None:  # fmt: skip
-        """The chunks of causal attention of the step's row."""
+        """The shares of causal attention of the step's row."""
         tuning, d4 = self.tuning, heads.head_dim // 4
         chunk, threads = tuning.decode_chunk, max(tuning.attention_threads, d4)
         lanes = 1
@@ -95,7 +95,7 @@ class FusedOps:
     def merged_product(
         self, rec: Recorder, partials: Buffer, normals: Buffer, kv: LayerKV, matrix: Matrix, y: Buffer, heads: Heads
     ) -> None:
-        """y += (the chunks of attention put together) W^T."""
+        """y += (the shares of attention put together) W^T."""
         constants: Constants = (
             ("before", "merge"), ("after", "residual"), ("heads", heads.heads), ("head_dim", heads.head_dim),
             *kv.read_constants(self.tuning.decode_chunk), ("most", self.shares(heads)),
@@ -107,8 +107,9 @@ class FusedOps:
         self, rec: Recorder, matrix: Matrix, node: str, constants: Constants,
         first: tuple[Buffer, ...], last: tuple[Buffer, ...],
     ) -> None:  # fmt: skip
-        outputs = matrix.n // 2 if ("after", "swiglu") in constants else matrix.n
-        spread = self._spread(matrix, dict(constants), outputs)
+        around = dict(constants)
+        outputs = matrix.outputs(str(around["after"]))
+        spread = self._spread(matrix, around, outputs)
         shape: Constants = (
             ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), *spread.constants(),
             ("subgroup", self.tuning.subgroup),

@@ -42,6 +42,10 @@ class Matrix:
     def buffers(self) -> tuple[Buffer, ...]:
         return (self.words,) if self.scales is None else (self.words, self.scales)
 
+    def outputs(self, mode: str) -> int:
+        """Of a product: of ``swiglu`` one per gate row and up row."""
+        return self.n // 2 if mode == "swiglu" else self.n
+
 
 @dataclass(frozen=True, slots=True)
 class Heads:
@@ -148,7 +152,7 @@ class Ops:
         """y[rows][n] = x[rows][k] W^T; ``residual`` adds to y; ``swiglu`` gives y[rows][n/2] = silu(gate) * up."""
         tuning = self.tuning
         tile = 1 if rows == 1 else tuning.tile
-        outputs = matrix.n // 2 if mode == "swiglu" else matrix.n
+        outputs = matrix.outputs(mode)
         shape = (rec.shapes.width(rows),)
         constants = (("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("mode", mode), ("tile", tile))
         if 0 < tuning.tiled_rows <= rows:
@@ -174,7 +178,7 @@ class Ops:
         self, rec: Recorder, x: Buffer, matrix: Matrix, y: Buffer, rows: int, mode: str, node: str
     ) -> None:
         tall, wide = self.tuning.tile_rows, self.tuning.tile_columns
-        outputs = matrix.n // 2 if mode == "swiglu" else matrix.n
+        outputs = matrix.outputs(mode)
         constants = (
             ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("mode", mode), ("rows", tall),
             ("columns", wide),

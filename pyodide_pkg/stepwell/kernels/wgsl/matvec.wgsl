@@ -136,12 +136,11 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
 {% else %}
   let i{{ c }} = min(thread + {{ c * threads }}u, {{ octets - 1 }}u);
 {% endif %}
-{% if before != "merge" %}
-  let x0_{{ c }} = x[2u * i{{ c }}];
-  let x1_{{ c }} = x[2u * i{{ c }} + 1u];
-{% endif %}
 {% if before == "merge" %}
   {{ shares_of.read("i%d" % c, "4u * team" if teams > 1 else "0u", "first%d_" % c, heads, head_dim) | trim | indent(2) }}
+{% else %}
+  let x0_{{ c }} = x[2u * i{{ c }}];
+  let x1_{{ c }} = x[2u * i{{ c }} + 1u];
 {% endif %}
 {% if before == "norm" %}
   let weight0_{{ c }} = weight[2u * i{{ c }}];
