@@ -131,7 +131,12 @@ _HARDWARE_LINUX = (
     "--ignore-gpu-blocklist",
 )
 _FEATURES = "--enable-features="
-_PLAYWRIGHTS_FEATURES = ("CDPScreenshotNewSurface",)  # what a second --enable-features would otherwise switch off
+_FEATURES_ON = (
+    "CDPScreenshotNewSurface",  # Playwright's, which a second --enable-features would otherwise switch off
+    # One start in a hundred Chromium samples its own heap, and looks for frames beyond the end of the stack that a
+    # WebAssembly coroutine (Pyodide's `await`) runs on: the tab dies (Chromium 156).  The chances become 0.
+    "HeapProfilerReporting:stable-probability/0/nonstable-probability/0",
+)
 _NOT_FOR_HARDWARE = ["--enable-unsafe-swiftshader"]  # Playwright's default
 
 
@@ -156,9 +161,7 @@ def browser_flags(
         name for flag in flags if flag.startswith(_FEATURES) for name in flag.removeprefix(_FEATURES).split(",")
     ]
     flags = [flag for flag in flags if not flag.startswith(_FEATURES)]
-    if features:
-        flags.append(_FEATURES + ",".join(dict.fromkeys([*_PLAYWRIGHTS_FEATURES, *features])))
-    return flags
+    return [*flags, _FEATURES + ",".join(dict.fromkeys([*_FEATURES_ON, *features]))]
 
 
 @contextmanager

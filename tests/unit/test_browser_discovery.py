@@ -86,9 +86,13 @@ def test_features_become_one_flag() -> None:
     extra = ["--enable-features=A,B", "--x", "--enable-features=B,C"]
     flags = browser_flags(Profile.HARDWARE, extra, system="linux", as_root=False)
     merged = [flag for flag in flags if flag.startswith("--enable-features=")]
-    assert merged == ["--enable-features=CDPScreenshotNewSurface,Vulkan,A,B,C"]
+    off = "HeapProfilerReporting:stable-probability/0/nonstable-probability/0"
+    assert merged == [f"--enable-features=CDPScreenshotNewSurface,{off},Vulkan,A,B,C"]
     assert "--x" in flags
-    assert not any("--enable-features" in flag for flag in browser_flags(Profile.SOFTWARE, system="linux"))
+    software = browser_flags(Profile.SOFTWARE, system="linux")
+    assert [flag for flag in software if "--enable-features" in flag] == [
+        f"--enable-features=CDPScreenshotNewSurface,{off}"
+    ]
 
 
 OS_RELEASES = {
