@@ -133,8 +133,9 @@ _HARDWARE_LINUX = (
 _FEATURES = "--enable-features="
 _FEATURES_ON = (
     "CDPScreenshotNewSurface",  # Playwright's, which a second --enable-features would otherwise switch off
-    # One start in a hundred Chromium samples its own heap, and looks for frames beyond the end of the stack that a
-    # WebAssembly coroutine (Pyodide's `await`) runs on: the tab dies (Chromium 156).  The chances become 0.
+    # At one start in a hundred Chromium samples its own heap, and looks for frames beyond the end of the stack that a
+    # WebAssembly coroutine runs on (Pyodide's runPythonAsync; the page calls Python without it): the tab dies
+    # (Chromium 156).  The chances become 0.
     "HeapProfilerReporting:stable-probability/0/nonstable-probability/0",
 )
 _NOT_FOR_HARDWARE = ["--enable-unsafe-swiftshader"]  # Playwright's default
