@@ -2,6 +2,7 @@
 
     dist/
       index.html, …            web/, copied
+      stepwell-attach.js       the pool under another runtime, for pages without Pyodide
       vendor/pyodide/          Pyodide core and pyodide-lock.json (only the wheels below)
       vendor/uplot/, vendor/tokenizers/
       vendor/wheels/           stepwell, jinja2, markupsafe, micropip
@@ -24,8 +25,10 @@ from harness import CACHE, DIST, ROOT, models, npm, wheels
 from harness.errors import SetupError
 from harness.pins import MODELS, NPM, PYODIDE_VERSION, WHEELS
 from harness.process import Report
+from stepwell.attach.bundle import script
 
 MANIFEST = "manifest.json"
+ATTACH = "stepwell-attach.js"
 LOCK = "vendor/pyodide/pyodide-lock.json"
 
 
@@ -88,6 +91,7 @@ def _has_size(path: Path, size: int) -> bool:
 
 def _build(dist: Path, web: Path, cache: Path, with_model: bool, report: Report) -> Site:
     kept = _copy_tree(web, dist)
+    kept.add(_add_attach(dist))
     kept |= _add_npm(dist, cache / "npm", report)
     ours, wheel_files = _add_wheels(dist, cache, report)
     kept |= wheel_files
@@ -127,6 +131,13 @@ def _copy(source: Path, target: Path) -> None:
     part = target.with_name(target.name + ".part")
     shutil.copy2(source, part)
     part.replace(target)
+
+
+def _add_attach(dist: Path) -> str:
+    part = dist / (ATTACH + ".part")
+    part.write_text(script(), encoding="utf-8")
+    _replace_if_changed(part, dist / ATTACH)
+    return ATTACH
 
 
 def _add_npm(dist: Path, cache: Path, report: Report) -> set[str]:

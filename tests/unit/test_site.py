@@ -15,6 +15,7 @@ from harness import ROOT, models, npm, site, wheels
 from harness.errors import SetupError
 from harness.pins import MODELS, NPM, PYODIDE_VERSION, WHEELS, ModelPin, NpmPin, WheelPin
 from harness.process import run_tool
+from stepwell.attach.bundle import script
 
 
 def quiet(_: str) -> None:
@@ -257,6 +258,7 @@ def test_the_manifest_describes_every_file(offline: dict[str, Path]) -> None:
     assert built.manifest == json.loads((built.root / "manifest.json").read_text())
     assert built.manifest["wheel"] == "vendor/wheels/stepwell-1.0-py3-none-any.whl"
     assert built.manifest["pyodide"] == PYODIDE_VERSION
+    assert (built.root / "stepwell-attach.js").read_text(encoding="utf-8") == script()
     model = built.model("smollm2")
     assert model is not None
     assert set(model) == {"id", "name", "file", "bytes", "sha256", "licence"}
