@@ -192,45 +192,63 @@ class _Pool:
         self._working = False
 
 
-def simulate(events: Iterable[Event], policy: Policy, budget_bytes: int | None = None) -> Replay:
-    """Replay ``events`` through a fresh ``policy``; before a budget would be exceeded, ``reclaim`` is asked."""
-    if budget_bytes is not None and budget_bytes <= 0:
-        raise BadRequest(f"a budget of {budget_bytes:,} B; it must be 1 B or more.")
-    pool = _Pool(policy, budget_bytes)
-    tokens: list[Token] = []
-    peak_reserved = peak_live = 0
-    position: int | None = None
-    before = (0, 0, 0)
+class Simulation:
+    """A replay that is under way: feed it the events, in as many pieces as they come in, then take the result.
 
-    def end_token() -> None:
-        nonlocal peak_reserved, peak_live
-        if position is not None:
+    Before a budget would be exceeded, the policy's ``reclaim`` is asked.
+    """
+
+    def __init__(self, policy: Policy, budget_bytes: int | None = None) -> None:
+        if budget_bytes is not None and budget_bytes <= 0:
+            raise BadRequest(f"a budget of {budget_bytes:,} B; it must be 1 B or more.")
+        self._pool = _Pool(policy, budget_bytes)
+        self._tokens: list[Token] = []
+        self._peak_reserved = self._peak_live = 0
+        self._position: int | None = None
+        self._before = (0, 0, 0)
+
+    def feed(self, events: Iterable[Event]) -> None:
+        pool = self._pool
+        for op, value, request in events:
+            if op == ACQUIRE:
+                pool.acquire(value, request)
+            elif op == RELEASE:
+                pool.release(value)
+            elif op == FLUSH:
+                pool.flush(value)
+            else:
+                self._end_token()
+                pool.begin_run()
+                pool.start_token()
+                self._position = value
+                self._before = (pool.creates, pool.kv_creates, pool.created_bytes)
+
+    def result(self) -> Replay:
+        """What came of it.  No more events are fed afterwards."""
+        self._end_token()
+        pool = self._pool
+        return Replay(
+            tokens=self._tokens,
+            acquires=pool.acquires,
+            misses=pool.creates,
+            oracle_misses=pool.oracle_misses(),
+            peak_reserved_bytes=self._peak_reserved,
+            peak_live_bytes=self._peak_live,
+            evictions=dict(sorted(pool.evictions.items())),
+            identity_rate=pool.same / pool.acquires if pool.acquires else 0.0,
+        )
+
+    def _end_token(self) -> None:
+        pool, before = self._pool, self._before
+        if self._position is not None:
             made = (pool.creates - before[0], pool.kv_creates - before[1], pool.created_bytes - before[2])
-            tokens.append(Token(position, *made, pool.peak_reserved_bytes, pool.peak_live_bytes))
-        peak_reserved = max(peak_reserved, pool.peak_reserved_bytes)
-        peak_live = max(peak_live, pool.peak_live_bytes)
+            self._tokens.append(Token(self._position, *made, pool.peak_reserved_bytes, pool.peak_live_bytes))
+        self._peak_reserved = max(self._peak_reserved, pool.peak_reserved_bytes)
+        self._peak_live = max(self._peak_live, pool.peak_live_bytes)
 
-    for op, value, request in events:
-        if op == ACQUIRE:
-            pool.acquire(value, request)
-        elif op == RELEASE:
-            pool.release(value)
-        elif op == FLUSH:
-            pool.flush(value)
-        else:
-            end_token()
-            pool.begin_run()
-            pool.start_token()
-            position = value
-            before = (pool.creates, pool.kv_creates, pool.created_bytes)
-    end_token()
-    return Replay(
-        tokens=tokens,
-        acquires=pool.acquires,
-        misses=pool.creates,
-        oracle_misses=pool.oracle_misses(),
-        peak_reserved_bytes=peak_reserved,
-        peak_live_bytes=peak_live,
-        evictions=dict(sorted(pool.evictions.items())),
-        identity_rate=pool.same / pool.acquires if pool.acquires else 0.0,
-    )
+
+def simulate(events: Iterable[Event], policy: Policy, budget_bytes: int | None = None) -> Replay:
+    """Replay all ``events`` through a fresh ``policy``."""
+    simulation = Simulation(policy, budget_bytes)
+    simulation.feed(events)
+    return simulation.result()

@@ -17,7 +17,7 @@ from stepwell.memory.buffer import Role
 from stepwell.memory.policies import POLICIES, make_policy
 from stepwell.memory.policies.bucket import ORT_LIMITS
 from stepwell.memory.recovery import mib
-from stepwell.memory.simulator import WARM_UP_TOKENS, Token, simulate
+from stepwell.memory.simulator import WARM_UP_TOKENS, Simulation, Token
 from stepwell.memory.simulator_report import figures
 from stepwell.memory.traces import ACQUIRE, RUN, Event
 from stepwell.memory.what_if_classes import ClassFigures, WatchedPolicy, hurting
@@ -193,30 +193,47 @@ def recorded_setting(metadata: Mapping[str, object], policy: str | None) -> tupl
     return setting, "as recorded"
 
 
+class Trial:
+    """The replay of a trace through one setting: feed it the events, in as many pieces as they come in."""
+
+    def __init__(self, setting: Setting, costs: Costs, unit: str, budget_bytes: int | None = None) -> None:
+        self._setting, self._costs, self._unit = setting, costs, unit
+        self._policy = WatchedPolicy(make_policy(setting.policy, **setting.options))
+        self._simulation = Simulation(self._policy, budget_bytes)
+
+    def feed(self, events: Iterable[Event]) -> None:
+        self._simulation.feed(events)
+
+    def outcome(self) -> Outcome:
+        """What the setting costs; ``saved_ms_per_token`` is not known yet, and 0."""
+        replay, setting, costs = self._simulation.result(), self._setting, self._costs
+        found = figures(replay, [])
+        steady = replay.tokens[WARM_UP_TOKENS:] or replay.tokens
+        creates, nbytes = sum(token.creates for token in steady), sum(token.created_bytes for token in steady)
+        return {
+            "label": setting.label,
+            "policy": setting.policy,
+            "options": dict(setting.options),
+            "creates_per_token": found["creates_per_token"],
+            "mib_per_token": found["mib_per_token"],
+            "steady_creates_per_token": creates / len(steady),
+            "steady_mib_per_token": nbytes / MIB / len(steady),
+            "max_creates_in_token": found["max_creates_in_token"],
+            "peak_bytes": replay.peak_reserved_bytes,
+            "ms_per_token": costs.ms(creates, nbytes) / len(steady),
+            "saved_ms_per_token": 0.0,
+            "hurting": hurting(self._policy, costs.ms, self._unit),
+            "series": list(_series(steady, len(replay.tokens) - len(steady) + 1)),
+        }
+
+
 def try_setting(
     events: Iterable[Event], setting: Setting, costs: Costs, unit: str, budget_bytes: int | None = None
 ) -> Outcome:
-    """Replay a trace through one setting; ``saved_ms_per_token`` is not known yet, and 0."""
-    policy = WatchedPolicy(make_policy(setting.policy, **setting.options))
-    replay = simulate(events, policy, budget_bytes)
-    found = figures(replay, [])
-    steady = replay.tokens[WARM_UP_TOKENS:] or replay.tokens
-    creates, nbytes = sum(token.creates for token in steady), sum(token.created_bytes for token in steady)
-    return {
-        "label": setting.label,
-        "policy": setting.policy,
-        "options": dict(setting.options),
-        "creates_per_token": found["creates_per_token"],
-        "mib_per_token": found["mib_per_token"],
-        "steady_creates_per_token": creates / len(steady),
-        "steady_mib_per_token": nbytes / MIB / len(steady),
-        "max_creates_in_token": found["max_creates_in_token"],
-        "peak_bytes": replay.peak_reserved_bytes,
-        "ms_per_token": costs.ms(creates, nbytes) / len(steady),
-        "saved_ms_per_token": 0.0,
-        "hurting": hurting(policy, costs.ms, unit),
-        "series": list(_series(steady, len(replay.tokens) - len(steady) + 1)),
-    }
+    """Replay all ``events`` through one setting."""
+    trial = Trial(setting, costs, unit, budget_bytes)
+    trial.feed(events)
+    return trial.outcome()
 
 
 def compare(
