@@ -19,6 +19,19 @@ MODULES = (
     "policies/exact.js",
     "policies/lazy_release.js",
     "policies/disabled.js",
+    "keeper.js",
+    "boundaries.js",
+    "natives.js",
+    "alias.js",
+    "uses.js",
+    "shims.js",
+    "zero.js",
+    "proof.js",
+    "pool.js",
+    "intercept.js",
+    "idle.js",
+    "caretaker.js",
+    "attach.js",
 )
 """Every module under ``js/``, after those that it imports.  What the last one exports is ``globalThis.stepwell``."""
 _IMPORT = re.compile(r'^import \{([\w\s,]+)\} from "(\.[\w./]+\.js)";$', re.M)

@@ -1,0 +1,163 @@
+import { Boundaries } from "./boundaries.js";
+import { Caretaker } from "./caretaker.js";
+import { Idle } from "./idle.js";
+import { poolLayer } from "./intercept.js";
+import { Keeper } from "./keeper.js";
+import { AttachError, Natives } from "./natives.js";
+import { DevicePool } from "./pool.js";
+import { Shims } from "./shims.js";
+
+const MAP_MODE_READ = 1;
+const OPTIONS = ["target", "policy", "budget", "zero", "record", "options", "keeper", "runtime", "timers"];
+
+let current = null; // the attachment of this realm
+const caretaker = new Caretaker();
+const queues = new WeakMap(); // → DevicePool, the last one of its device
+const poolOfQueue = (queue) => queues.get(queue) ?? null;
+
+/**
+ * Put a pool under the WebGPU runtimes of this page or worker, or record what they do, or both.
+ *
+ * @param {object} [choices]
+ * @param {GPUDevice | object} [choices.target] one device; else every device of this realm (or of a window)
+ * @param {string} [choices.policy] "adaptive", unless `record` is on: then no pool, unless a policy is named
+ * @param {number} [choices.budget] bytes that the pool may reserve on a device
+ * @param {"always" | "never"} [choices.zero] whether buffers that are handed out again are cleared
+ * @param {boolean} [choices.record] keep what happens, for `trace()` and `summary()`
+ * @param {object} [choices.options] of the policy
+ * @param {() => object} [choices.keeper] makes what decides for a device, in place of keeper.js
+ * @param {string} [choices.runtime] what is recorded: a label
+ * @param {object} [choices.timers] {setTimeout, clearTimeout}
+ * @returns {Attachment}
+ */
+export function attach(choices = {}) {
+  if (current !== null) throw new AttachError("stepwell is attached already. Call detach() of that attachment first.");
+  current = new Attachment(choices);
+  return current;
+}
+
+class Attachment {
+  #natives;
+  #device = null; // the only one that is served
+  #shims;
+  #makeKeeper;
+  #zero;
+  #served = new WeakMap(); // devices → DevicePool
+  #pools = []; // WeakRefs of these: a device that the application drops goes
+  #idle = null;
+  #boundaries;
+
+  constructor(choices) {
+    const { target, policy, budget, zero = "always", record = false, options = {}, keeper } = checked(choices);
+    const timers = choices.timers ?? globalThis;
+    const realm = typeof target?.GPUDevice === "function" ? target : globalThis;
+    this.#natives = new Natives(realm);
+    if (target instanceof this.#natives.prototypes.GPUDevice.constructor) this.#device = target;
+    this.#zero = zero;
+    this.#boundaries = new Boundaries((cause, name) => this.#onBoundary(cause, name));
+    const pooled = policy !== undefined || keeper !== undefined || !record;
+    let layer = {};
+    if (pooled) {
+      this.#makeKeeper = keeper ?? (() => new Keeper({ policy: policy ?? "adaptive", budget, options }));
+      if (keeper === undefined) this.#makeKeeper(); // a name that is wrong is an error now
+      this.#idle = new Idle(
+        { setTimeout: (...args) => timers.setTimeout(...args), clearTimeout: (id) => timers.clearTimeout(id) },
+        {
+          hasFree: () => this.#each().some((pool) => pool.freeCount > 0),
+          turn: () => this.#each().forEach((pool) => pool.beginRun()),
+          drain: () => this.#each().forEach((pool) => pool.drain()),
+        },
+      );
+      layer = poolLayer({
+        serve: (device) => this.#served.get(device) ?? this.#meet(device),
+        poolOf: (device) => this.#served.get(device) ?? null,
+        poolOfQueue,
+        onSubmit: () => this.#idle.wake(),
+      });
+    }
+    this.#shims = new Shims(this.#natives, layer, [boundaryHooks(this.#boundaries)]);
+    this.#begin();
+  }
+
+  /** The caller says that a token ends here; from the first time on only that counts. */
+  mark(name) {
+    this.#boundaries.mark(name);
+  }
+
+  /** What the pools did, by device. */
+  stats() {
+    return { devices: this.#each().map((pool) => pool.stats()) };
+  }
+
+  /** WebGPU is the browser's again; what is free is destroyed now, what lives when the application destroys it. */
+  detach() {
+    if (current !== this) return;
+    current = null;
+    this.#idle?.stop();
+    this.#shims.uninstall();
+    if (this.#device !== null) this.#own((object) => this.#shims.disown(object));
+    for (const pool of this.#each()) caretaker.take(pool, this.#natives, poolOfQueue);
+    caretaker.tend(() => false);
+  }
+
+  // ---- inside -------------------------------------------------------------------------------------------------------
+
+  #begin() {
+    caretaker.tend((device) => this.#serves(device));
+    if (this.#device === null) {
+      this.#shims.install();
+    } else {
+      this.#shims.observeAliases();
+      this.#own((object) => this.#shims.adopt(object));
+    }
+  }
+
+  #own(act) {
+    act(this.#device);
+    act(this.#device.queue);
+  }
+
+  #serves(device) {
+    return this.#device === null || this.#device === device;
+  }
+
+  #each() {
+    return this.#pools.map((ref) => ref.deref()).filter((pool) => pool !== undefined);
+  }
+
+  #meet(device) {
+    if (!this.#serves(device) || !(device instanceof this.#natives.prototypes.GPUDevice.constructor)) return null;
+    const pool = new DevicePool(device, this.#natives, this.#makeKeeper(), this.#zero, () => this.#idle.watch());
+    this.#served.set(device, pool);
+    queues.set(pool.queue, pool);
+    this.#pools.push(new WeakRef(pool));
+    return pool;
+  }
+
+  #onBoundary() {
+    for (const pool of this.#each()) pool.beginRun();
+  }
+}
+
+function checked(choices) {
+  const unknown = Object.keys(choices).filter((name) => !OPTIONS.includes(name));
+  if (unknown.length > 0) {
+    throw new AttachError(`attach() knows no ${unknown.join(", ")}; it has ${OPTIONS.join(", ")}.`);
+  }
+  if (!["always", "never", undefined].includes(choices.zero)) {
+    throw new AttachError(`zero is "always" or "never", not ${JSON.stringify(choices.zero)}.`);
+  }
+  return choices;
+}
+
+/** What tells where tokens end. A pass counts as work: dispatches are many, and are not wrapped for this. */
+function boundaryHooks(boundaries) {
+  return {
+    before: { "GPUBuffer.mapAsync": (buffer, [mode]) => { if (mode & MAP_MODE_READ) boundaries.readback(); } },
+    after: {
+      "GPUCommandEncoder.beginComputePass": () => boundaries.worked(),
+      "GPUCommandEncoder.beginRenderPass": () => boundaries.worked(),
+      "GPUQueue.submit": () => boundaries.submitted(),
+    },
+  };
+}

@@ -1,0 +1,282 @@
+import { asLabel, Lease, makeAlias } from "./alias.js";
+import { AttachError } from "./natives.js";
+import { Proof } from "./proof.js";
+import { Clears } from "./zero.js";
+
+const [MAP_READ, MAP_WRITE, COPY_DST, STORAGE] = [0x1, 0x2, 0x8, 0x80];
+const KNOWN_USAGES = 0x3ff; // up to QUERY_RESOLVE
+const REQUIRED = STORAGE | COPY_DST; // COPY_DST: it can be cleared, by which it is also proved to be valid
+
+/** A native buffer that the pool created. It is held by its lease while it is live, by the pool while it is free. */
+class Kept {
+  id = 0;
+  valid = null; // until it is proved
+  destroyed = false;
+
+  constructor(native, size) {
+    this.native = native;
+    this.size = size;
+    this.label = native.label;
+  }
+
+  setLabel(label) {
+    if (label !== this.label) this.native.label = this.label = label;
+  }
+}
+
+/** The pool under one device: serves createBuffer by aliases of native buffers, which the keeper decides to keep. */
+export class DevicePool {
+  device;
+  queue;
+  native; // WebGPU's methods below all shims
+  keeper;
+  clears;
+  leases = 0; // live ones
+  counters = { created: 0, reused: 0, destroyed: 0, poisoned: 0, tombstones: 0 };
+  #state = "serving"; // then "retired", or "lost"
+  #zero;
+  #proof;
+  #free = new Map(); // id → Kept
+  #live = new Set(); // ids, for the keeper's books
+  #waiting = new Set(); // Kept that the application destroyed before they were proved to be valid
+  #bufferPrototype;
+  #largest;
+  #onVacant = null;
+  #onKept;
+  #closed = false;
+  #listener = ({ error }) => this.noteError(error);
+  #collected = new FinalizationRegistry((id) => this.#lostTrack(id)); // buffers that were dropped, not destroyed
+
+  /**
+   * @param {GPUDevice} device
+   * @param {import("./natives.js").Natives} natives
+   * @param {object} keeper of keeper.js, or one with the same methods
+   * @param {"always" | "never"} zero whether buffers that are handed out again are cleared
+   * @param {() => void} onKept a buffer became free
+   */
+  constructor(device, natives, keeper, zero, onKept) {
+    this.device = device;
+    this.queue = device.queue;
+    this.native = natives.methods;
+    this.keeper = keeper;
+    this.clears = new Clears(device, this.queue, natives.methods);
+    this.#zero = zero === "always";
+    this.#onKept = onKept;
+    this.#proof = new Proof(device, natives.methods, (kept, valid) => this.#settle(kept, valid));
+    this.#bufferPrototype = natives.prototypes.GPUBuffer;
+    this.#largest = device.limits?.maxBufferSize ?? Infinity;
+    device.lost?.then(() => this.lose());
+    device.addEventListener?.("uncapturederror", this.#listener);
+  }
+
+  get state() {
+    return this.#state;
+  }
+
+  get freeCount() {
+    return this.#free.size;
+  }
+
+  // ---- what the application does ----------------------------------------------------------------------------------
+
+  /** An alias for what createBuffer was asked for; null if the browser is to serve it as it is. */
+  create(descriptor) {
+    if (this.#state !== "serving" || typeof descriptor !== "object" || descriptor === null) return null;
+    const { size, usage } = descriptor;
+    if (!this.#isPooled(size, usage) || descriptor.mappedAtCreation) return null;
+    const id = this.keeper.acquire(usage, size);
+    const kept = id > 0 ? this.#reissue(id, descriptor.label) : this.#make(size, usage, descriptor);
+    this.#live.add(kept.id);
+    this.leases += 1;
+    return makeAlias(new Lease(this, kept, size, usage, kept.label), this.#bufferPrototype);
+  }
+
+  /** The application destroyed an alias. */
+  release(lease) {
+    const { kept } = lease;
+    this.leases -= 1;
+    this.clears.remove(kept);
+    if (this.#state !== "serving" || lease.tainted || kept.valid === false) this.#discard(kept);
+    else if (kept.valid) this.#keep(kept);
+    else this.#waiting.add(kept);
+    if (this.leases === 0) this.#onVacant?.();
+  }
+
+  /** writeBuffer to an alias: `size` bytes at `offset`, by `write()`. */
+  writing(lease, queue, offset, size, write) {
+    const pending = !lease.dead && queue === this.queue && this.clears.has(lease.kept);
+    const whole = offset === 0 && size === lease.size;
+    if (pending && !whole) this.clears.flush();
+    write();
+    if (pending && whole) this.clears.remove(lease.kept);
+  }
+
+  /** The application's submit is about to be made. */
+  submitting() {
+    this.clears.flush();
+  }
+
+  submitted() {
+    if (this.#state === "serving") this.#destroyAll(this.keeper.flush());
+  }
+
+  /** An error that the application sees as well: when memory was short, what is free is given back. */
+  noteError(error) {
+    if (this.#state !== "serving" || error?.constructor?.name !== "GPUOutOfMemoryError") return;
+    this.#destroyAll(this.keeper.shrink());
+    this.drain();
+  }
+
+  // ---- what time does ---------------------------------------------------------------------------------------------
+
+  beginRun() {
+    if (this.#state === "serving") this.#destroyAll(this.keeper.begin_run());
+  }
+
+  /** Everything that is free is given back. */
+  drain() {
+    if (this.#state !== "serving") return;
+    this.#destroyAll(this.keeper.drain());
+    for (const kept of this.#waiting) this.#discard(kept);
+    this.#waiting.clear();
+  }
+
+  /** Serve no more. `onVacant` is called when no alias is live, at once if there is none. */
+  retire(onVacant) {
+    if (this.#state === "serving") {
+      this.clears.flush(); // of live aliases: later nobody would
+      this.drain();
+      this.#state = "retired";
+      this.device.removeEventListener?.("uncapturederror", this.#listener);
+    }
+    this.#onVacant = () => {
+      this.#onVacant = null;
+      onVacant();
+      this.#close();
+    };
+    if (this.leases === 0 || this.#state === "lost") this.#onVacant();
+  }
+
+  /** The device is lost or destroyed, and all of its buffers with it. */
+  lose() {
+    if (this.#state === "lost") return;
+    this.clears.drop();
+    this.drain();
+    this.#state = "lost";
+    for (const id of this.#live) this.keeper.forget(id);
+    this.#live.clear();
+    this.#onVacant?.();
+    this.#close();
+  }
+
+  // ---- errors that are the browser's own --------------------------------------------------------------------------
+
+  /** A destroyed native buffer in place of a dead alias. */
+  makeTombstone(lease) {
+    if (lease.kept.destroyed) return lease.kept.native;
+    this.counters.tombstones += 1;
+    return this.#destroyedBuffer(lease.size, lease.usage, lease.label);
+  }
+
+  /** A command buffer that no submit with it is accepted, because it uses what `lease` was and is no more. */
+  makePoison(lease) {
+    this.counters.poisoned += 1;
+    const native = this.native;
+    const encoder = native["GPUDevice.createCommandEncoder"].call(this.device);
+    native["GPUCommandEncoder.clearBuffer"].call(encoder, this.#destroyedBuffer(4, REQUIRED, lease.label), 0, 4);
+    return native["GPUCommandEncoder.finish"].call(encoder);
+  }
+
+  stats() {
+    const { cleared, clearedBytes } = this.clears;
+    const native = { ...this.counters, cleared, cleared_bytes: clearedBytes };
+    return { ...JSON.parse(this.keeper.stats()), state: this.#state, native };
+  }
+
+  // ---- inside -----------------------------------------------------------------------------------------------------
+
+  #isPooled(size, usage) {
+    return Number.isInteger(size) && size > 0 && size % 4 === 0 && size <= this.#largest &&
+      Number.isInteger(usage) && (usage & REQUIRED) === REQUIRED && usage <= KNOWN_USAGES &&
+      (usage & (MAP_READ | MAP_WRITE)) === 0;
+  }
+
+  #reissue(id, label) {
+    const kept = this.#free.get(id);
+    if (kept === undefined) throw new AttachError(`The keeper hands out buffer ${id}, which is not free.`);
+    this.#free.delete(id);
+    kept.setLabel(label === undefined ? "" : asLabel(label));
+    if (this.#zero) this.clears.add(kept);
+    this.counters.reused += 1;
+    return kept;
+  }
+
+  #make(size, usage, descriptor) {
+    this.#destroyAll(this.keeper.room(size));
+    const kept = new Kept(this.native["GPUDevice.createBuffer"].call(this.device, descriptor), size);
+    kept.id = this.keeper.created(usage, size);
+    this.#collected.register(kept, kept.id, kept);
+    this.#proof.add(kept);
+    this.counters.created += 1;
+    return kept;
+  }
+
+  #settle(kept, valid) {
+    kept.valid = valid;
+    if (!this.#waiting.delete(kept)) return;
+    if (valid) this.#keep(kept);
+    else this.#discard(kept);
+  }
+
+  #keep(kept) {
+    this.#live.delete(kept.id);
+    this.#free.set(kept.id, kept);
+    this.#destroyAll(this.keeper.release(kept.id));
+    this.#onKept();
+  }
+
+  /** Destroy a live native buffer that is not to be kept. */
+  #discard(kept) {
+    if (this.#live.delete(kept.id)) this.keeper.forget(kept.id);
+    this.#destroy(kept);
+  }
+
+  /** @param {string} ids "3 17" */
+  #destroyAll(ids) {
+    if (ids === "") return;
+    for (const id of ids.split(" ")) {
+      const kept = this.#free.get(Number(id));
+      if (kept === undefined) throw new AttachError(`The keeper gives up buffer ${id}, which is not free.`);
+      this.#free.delete(kept.id);
+      this.#destroy(kept);
+    }
+  }
+
+  #destroy(kept) {
+    kept.destroyed = true;
+    this.counters.destroyed += 1;
+    this.#collected.unregister(kept);
+    this.native["GPUBuffer.destroy"].call(kept.native);
+  }
+
+  #lostTrack(id) {
+    this.leases -= 1;
+    if (this.#live.delete(id)) this.keeper.forget(id);
+    if (this.leases === 0) this.#onVacant?.();
+  }
+
+  /** Nothing of it is in the application's error scopes. */
+  #destroyedBuffer(size, usage, label) {
+    const native = this.native;
+    native["GPUDevice.pushErrorScope"].call(this.device, "out-of-memory");
+    const buffer = native["GPUDevice.createBuffer"].call(this.device, { size, usage, label });
+    native["GPUDevice.popErrorScope"].call(this.device).catch(() => {});
+    native["GPUBuffer.destroy"].call(buffer);
+    return buffer;
+  }
+
+  #close() {
+    if (!this.#closed) this.keeper.close?.();
+    this.#closed = true;
+  }
+}

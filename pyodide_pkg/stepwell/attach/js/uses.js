@@ -1,0 +1,103 @@
+/**
+ * Which pooled buffers a command buffer uses. WebGPU refuses a submit whose commands use a buffer that was destroyed
+ * before; of an alias the browser cannot know, because its native buffer may live on.
+ *
+ * A *use* is a lease, or the array of leases of a bind group: that is noted as a whole, so that setBindGroup, which
+ * runtimes call hundreds of times per token, costs two look-ups.
+ */
+
+/** Encoders that are open and known, so that detach() can go on serving them; beyond these the oldest are forgotten. */
+const MOST_OPEN = 1024;
+
+/** What is being encoded by a command encoder and its passes, or by a bundle encoder. */
+class Recording {
+  uses = [];
+  pass = null; // the last one begun
+
+  constructor(encoder) {
+    this.encoder = encoder;
+  }
+}
+
+const recordings = new WeakMap(); // encoders and passes → Recording
+const finished = new WeakMap(); // command buffers and bundles → uses
+const groups = new WeakMap(); // bind groups → leases
+const open = new Set();
+
+/** An encoder begins, or is seen for the first time. */
+export function beginEncoder(encoder) {
+  const recording = new Recording(encoder);
+  recordings.set(encoder, recording);
+  if (open.size >= MOST_OPEN) open.delete(open.values().next().value);
+  open.add(recording);
+  return recording;
+}
+
+export function beginPass(encoder, pass) {
+  const recording = recordings.get(encoder) ?? beginEncoder(encoder);
+  recording.pass = pass;
+  recordings.set(pass, recording);
+}
+
+/** A command buffer or bundle is what its encoder noted. */
+export function finishEncoder(encoder, product) {
+  const recording = recordings.get(encoder);
+  if (recording === undefined) return;
+  open.delete(recording);
+  if (recording.uses.length > 0) finished.set(product, recording.uses);
+}
+
+/** A bind group has pooled buffers. */
+export function noteGroup(group, leases) {
+  groups.set(group, leases);
+}
+
+/** The leases of a bind group; undefined if it has none. */
+export function usesOfGroup(group) {
+  return groups.get(group);
+}
+
+/** An encoder uses pooled buffers. */
+export function noteOnEncoder(encoder, use) {
+  add((recordings.get(encoder) ?? beginEncoder(encoder)).uses, use);
+}
+
+/** A pass uses pooled buffers. One that began before anybody watched has an unknown encoder: they are tainted. */
+export function noteOnPass(pass, use) {
+  const recording = recordings.get(pass);
+  if (recording === undefined) taint(use);
+  else add(recording.uses, use);
+}
+
+/** A pass executes a bundle. */
+export function noteBundle(pass, bundle) {
+  for (const use of finished.get(bundle) ?? []) noteOnPass(pass, use);
+}
+
+/** These leases' native buffers are not to be handed out again. */
+export function taint(use) {
+  for (const lease of Array.isArray(use) ? use : [use]) lease.tainted = true;
+}
+
+/** A lease that a command buffer uses and that is dead; null if there is none. */
+export function deadUse(commandBuffer) {
+  const uses = finished.get(commandBuffer);
+  if (uses === undefined) return null;
+  for (const use of uses) {
+    if (!Array.isArray(use)) {
+      if (use.dead) return use;
+      continue;
+    }
+    for (const lease of use) if (lease.dead) return lease;
+  }
+  return null;
+}
+
+/** Encoders and passes that are open: [object, interface]. */
+export function openEncoders() {
+  return [...open].flatMap(({ encoder, pass }) => (pass === null ? [encoder] : [encoder, pass]));
+}
+
+function add(uses, use) {
+  if (uses[uses.length - 1] !== use) uses.push(use);
+}
