@@ -77,6 +77,19 @@ NPM = (
             "LICENSE": "vendor/tokenizers/LICENSE",
         },
     ),
+    # What `import … from "onnxruntime-web/webgpu"` gives, and the one binary it loads.  Only the pages and tests of
+    # `attach` ask for it.  The package has no licence file; its module begins with the notice (MIT).
+    NpmPin(
+        "onnxruntime-web",
+        "1.30.0",
+        "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ==",
+        {
+            "dist/ort.webgpu.bundle.min.mjs": "vendor/onnxruntime-web/ort.webgpu.bundle.min.mjs",
+            "dist/ort-wasm-simd-threaded.asyncify.wasm": (
+                "vendor/onnxruntime-web/ort-wasm-simd-threaded.asyncify.wasm"
+            ),
+        },
+    ),
 )
 
 WHEELS = (

@@ -6,7 +6,9 @@
       vendor/pyodide/          Pyodide core and pyodide-lock.json (only the wheels below)
       vendor/uplot/, vendor/tokenizers/
       vendor/wheels/           stepwell, jinja2, markupsafe, micropip
+      vendor/onnxruntime-web/  the runtime that attach is shown and measured with
       models/                  the demo model, when there is one
+      models/onnx/             growing K and V for onnxruntime-web (onnx_models.py)
       manifest.json            versions, the wheel, the models, size and sha256 of every file
 
 Nothing is rebuilt or fetched twice: downloads and wheels are kept under ``.stepwell/`` by version or content.
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import CACHE, DIST, ROOT, models, npm, wheels
+from harness import CACHE, DIST, ROOT, models, npm, onnx_models, wheels
 from harness.errors import SetupError
 from harness.pins import MODELS, NPM, PYODIDE_VERSION, WHEELS
 from harness.process import Report
@@ -95,6 +97,7 @@ def _build(dist: Path, web: Path, cache: Path, with_model: bool, report: Report)
     kept |= _add_npm(dist, cache / "npm", report)
     ours, wheel_files = _add_wheels(dist, cache, report)
     kept |= wheel_files
+    kept |= _add_onnx_models(dist)
     entries = _add_models(dist, cache / "models", report) if with_model else []
     kept.update(entry["file"] for entry in entries)
     _remove_strangers(dist, kept)
@@ -193,6 +196,18 @@ def _add_models(dist: Path, cache: Path, report: Report) -> list[dict[str, Any]]
             {"id": pin.id, "name": pin.name, "file": name, "bytes": size, "sha256": pin.sha256, "licence": pin.licence}
         )
     return entries
+
+
+def _add_onnx_models(dist: Path) -> set[str]:
+    kept = set()
+    for name, model in onnx_models.MODELS.items():
+        path = f"{onnx_models.FOLDER}/{name}.onnx"
+        part = dist / (path + ".part")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(model.bytes())
+        _replace_if_changed(part, dist / path)
+        kept.add(path)
+    return kept
 
 
 def _remove_strangers(dist: Path, kept: set[str]) -> None:
