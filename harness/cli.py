@@ -158,6 +158,10 @@ def run(
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Where to write the run as a trace for ui.perfetto.dev.")
     ] = None,
+    pool_trace: Annotated[
+        Path | None,
+        typer.Option("--pool-trace", help="Where to write what the run asked of the pool (.trace, .trace.gz)."),
+    ] = None,
     profile: ProfileOption = Profile.SOFTWARE,
     flag: FlagOption = None,
     browser: BrowserOption = None,
@@ -203,6 +207,7 @@ def run(
         gpu_time=gpu_time,
         trace=trace is not None,
         kernel_times=kernel_times,
+        pool_trace=pool_trace is not None,
     )
     pages = cli_page.open_page(profile, flag or [], browser, headed, timeout, built, scenario, tuning=tuning)
     with pages as (runner, status):
@@ -211,6 +216,7 @@ def run(
         if tune:
             cli_page.keep_tuning(runner, tuning)
         spans = runner.trace() if trace else ""
+        asked = runner.pool_trace() if pool_trace else ""
     cli_page.print_runs([record])
     for line in (summary.launch_line(record), *str(record["memory"].get("explanation", "")).splitlines()):
         console.print(f"[dim]·[/] {escape(line)}", highlight=False, soft_wrap=True)
@@ -223,6 +229,8 @@ def run(
         trace.parent.mkdir(parents=True, exist_ok=True)
         trace.write_text(spans, encoding="utf-8")
         cli_page.print_written(trace)
+    if pool_trace:
+        cli_page.write_pool_trace(pool_trace, asked)
     if record["finish_reason"] == "cancelled":
         raise RunError("stopped before the run was complete", "Cancelled")
 

@@ -1,5 +1,6 @@
 """What the commands share: the console, the options that choose a browser, and the page opened in it."""
 
+import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,6 +129,15 @@ def keep_tuning(runner: PageRunner, path: Path) -> None:
 
 def print_written(path: Path) -> None:
     console.print(f"written: {path}", highlight=False, soft_wrap=True)
+
+
+def write_pool_trace(path: Path, text: str) -> None:
+    """The trace, compressed where the name says so, and what to do with it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    print_written(path)
+    console.print(f"[dim]· python -m stepwell.memory what-if {escape(str(path))}[/]", highlight=False, soft_wrap=True)
 
 
 def print_software_note(found: list[Record]) -> None:

@@ -38,7 +38,7 @@ _CLEAR_OPTIONS = """() => {
     else if (control.options) control.selectedIndex = initial(control);
     else control.value = control.defaultValue;
   }
-  for (const name of ["raw", "hard", "digest", "gpu_time", "trace", "kernel_times", "tune"]) {
+  for (const name of ["raw", "hard", "digest", "gpu_time", "trace", "kernel_times", "pool_trace", "tune"]) {
     if (form.elements[name]) form.elements[name].checked = false;
   }
 }"""
@@ -153,6 +153,13 @@ class PageRunner:
         text = self._page.evaluate("() => window.stepwell.trace ?? null")
         if not isinstance(text, str):
             raise self._error("the page says that the run is done but has no trace of it")
+        return text
+
+    def pool_trace(self) -> str:
+        """What the last run asked of the pool, as the text of a trace.  RunError as ``trace``."""
+        text = self._page.evaluate("() => window.stepwell.poolTrace ?? null")
+        if not isinstance(text, str):
+            raise self._error("the page says that the run is done but has no trace of its pool")
         return text
 
     def tuning(self) -> str | None:

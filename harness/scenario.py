@@ -67,6 +67,7 @@ class Scenario:
     gpu_time: bool = False
     trace: bool = False
     kernel_times: bool = False
+    pool_trace: bool = False
 
     def __post_init__(self) -> None:
         _check_options(self.policy, self.policy_options, self.launch)
@@ -163,7 +164,7 @@ class Scenario:
         """The checkboxes that are on; all others are off."""
         on = {"hard": self.hard_budget, "digest": self.digest, "gpu_time": self.gpu_time, "trace": self.trace}
         on |= {"kernel_times": self.kernel_times, "raw": self.raw and self.workload is None}
-        on["tune"] = self.tune_ms is not None
+        on |= {"pool_trace": self.pool_trace, "tune": self.tune_ms is not None}
         return tuple(name for name, value in on.items() if value)
 
 

@@ -23,7 +23,12 @@ export function saveJson(name, value) {
 
 /** The same of JSON text. */
 export function saveText(name, text) {
-  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  saveBlob(name, new Blob([text], { type: "application/json" }));
+}
+
+/** The same of any bytes. */
+export function saveBlob(name, blob) {
+  const url = URL.createObjectURL(blob);
   element("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }

@@ -9,7 +9,7 @@ const CHOICES = ["model", "kv", "policy", "eos"];
 const KV_TYPE = "kv_type";
 /** Formats of synthetic weights; listed once Python has told which there are, the default first. */
 const FORMAT = "format";
-const SWITCHES = ["raw", "hard", "digest", "gpu_time", "trace", "kernel_times", "tune"];
+const SWITCHES = ["raw", "hard", "digest", "gpu_time", "trace", "kernel_times", "pool_trace", "tune"];
 /** Radios that exist, all of them, only once Python has told what there is. */
 const LATE_CHOICES = ["model", "kv", "policy"];
 /** Controls of the chosen policy's options are named by this and the option's name. */
@@ -91,7 +91,7 @@ function readLaunch(form) {
   );
   return {
     ...(Object.keys(launch).length ? { launch } : {}),
-    ...switchedOn(form.elements, ["gpu_time", "trace"]),
+    ...switchedOn(form.elements, ["gpu_time", "trace", "pool_trace"]),
   };
 }
 

@@ -2,8 +2,9 @@
  * The page: mounts the panels, owns the worker, and moves between the states in `document.documentElement.dataset.state`:
  *
  *     booting → ready → (loading →) running → done        any → error → the next run, or a restart
+ *               ready → replaying (a trace) → ready
  *
- * `window.stepwell` holds the environment, model, record, trace, tuning and error of now, for scripts that drive the page.
+ * `window.stepwell` holds what `now` has, for scripts that drive the page.
  */
 import { Bus } from "./bus.js";
 import { element } from "./dom.js";
@@ -17,7 +18,7 @@ import { Runs } from "./runs.js";
 const bus = new Bus();
 const form = document.getElementById("scenario");
 const query = new URLSearchParams(location.search);
-const now = { environment: null, model: null, record: null, trace: null, tuning: null, error: null };
+const now = { environment: null, model: null, record: null, trace: null, poolTrace: null, verdict: null, tuning: null, error: null };
 window.stepwell = now;
 
 let worker = null;
@@ -82,6 +83,11 @@ function listen() {
     now.tuning = { outcome, notices: [...(now.tuning?.notices ?? []), ...notices] };
   });
   bus.on(FROM_WORKER.TRACE, ({ text }) => (now.trace = text));
+  bus.on(FROM_WORKER.POOL_TRACE, ({ text }) => (now.poolTrace = text));
+  bus.on(FROM_WORKER.VERDICT, ({ answer }) => {
+    now.verdict = answer ?? now.verdict;
+    setState(now.record ? "done" : "ready");
+  });
   bus.on(FROM_WORKER.DONE, ({ record }) => {
     now.record = record;
     if (cancelling) queue = [];
@@ -99,6 +105,12 @@ function listen() {
   bus.on(ON_PAGE.RESTART, restart);
   bus.on(ON_PAGE.COMPARE, ({ requests }) => {
     if (canRun()) begin(requests);
+  });
+  bus.on(ON_PAGE.ASK, ({ file, question }) => {
+    if (!canRun()) return warn(["Something is under way: stop it, or wait for its end, then choose the trace again."]);
+    now.error = null;
+    setState("replaying");
+    worker.postMessage({ type: TO_WORKER.WHAT_IF, file, question });
   });
   form.addEventListener("change", tellKind);
   form.addEventListener("submit", (event) => {
@@ -180,7 +192,7 @@ function begin(asked) {
     });
     return;
   }
-  now.error = now.record = now.trace = null;
+  now.error = now.record = now.trace = now.poolTrace = null;
   wanted = model;
   queue = asked;
   history.replaceState(null, "", `?${queryOf(form)}`);
@@ -205,7 +217,7 @@ function tellKind() {
 
 function runNext() {
   const { request, comparison } = queue.shift();
-  now.trace = null;
+  now.trace = now.poolTrace = null;
   runs.begin(request, wanted, comparison);
   if (state() !== "running") setState("running");
   const message = { type: TO_WORKER.RUN, request };

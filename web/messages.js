@@ -4,7 +4,7 @@
  */
 
 /** Page → worker. */
-export const TO_WORKER = Object.freeze({ BOOT: "boot", LOAD: "load", RUN: "run", CANCEL: "cancel" });
+export const TO_WORKER = Object.freeze({ BOOT: "boot", LOAD: "load", RUN: "run", WHAT_IF: "what_if", CANCEL: "cancel" });
 
 /** Worker → page. */
 export const FROM_WORKER = Object.freeze({
@@ -16,6 +16,8 @@ export const FROM_WORKER = Object.freeze({
   TOKEN: "token",
   POOL: "pool",
   TRACE: "trace",
+  POOL_TRACE: "pool_trace",
+  VERDICT: "verdict",
   DONE: "done",
   ERROR: "error",
 });
@@ -31,6 +33,8 @@ export const FROM_WORKER = Object.freeze({
  * forget   {label}             remove a run from the page
  * kind     {workload}          what is chosen to run: a workload of the package, or null for a model
  * compare  {requests}          run these one after another: [{request, comparison}] of comparing.js
+ * dropped  {file}              a trace to replay: dropped, recorded, or from another page
+ * ask      {file, question}    replay this trace: the question of docs/architecture.md
  * restart  {}                  end the worker and boot a new one; the runs stay
  */
 export const ON_PAGE = Object.freeze({
@@ -42,6 +46,8 @@ export const ON_PAGE = Object.freeze({
   FORGET: "forget",
   KIND: "kind",
   COMPARE: "compare",
+  DROPPED: "dropped",
+  ASK: "ask",
   RESTART: "restart",
 });
 

@@ -81,6 +81,7 @@ function doing(phase) {
     ready: "preparing the run",
     prefill: "reading the prompt",
     decode: "decoding",
+    "what-if": "replaying the trace",
   };
   return words[phase] ?? phase;
 }

@@ -137,7 +137,7 @@ export function classSteps(run) {
 /** What must not change the result of a run. */
 const NO_MATTER = [
   ...["policy", "policy_options", "budget_mib", "hard_budget", "kv", "tokens", "context"],
-  ...["launch", "digest", "gpu_time", "trace", "kernel_times"],
+  ...["launch", "digest", "gpu_time", "trace", "pool_trace", "kernel_times"],
 ];
 
 /**

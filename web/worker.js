@@ -15,6 +15,7 @@ const handlers = {
   [TO_WORKER.BOOT]: boot,
   [TO_WORKER.LOAD]: load,
   [TO_WORKER.RUN]: ({ request }) => frontend.run(JSON.stringify(request)),
+  [TO_WORKER.WHAT_IF]: ({ file, question }) => frontend.what_if(JSON.stringify(question), file),
   [TO_WORKER.CANCEL]: () => frontend?.cancel(),
 };
 

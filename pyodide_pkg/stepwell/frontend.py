@@ -7,7 +7,7 @@ any other exception is a bug and propagates to the caller.
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from stepwell.decode.kv_modes import KV_MODES
 from stepwell.engines import Engines
@@ -30,9 +30,13 @@ from stepwell.models.synthetic import Synthetic
 from stepwell.outbox import Outbox
 from stepwell.request import Request
 from stepwell.runs.answer import AnswerRun
-from stepwell.runs.base import PageRun
+from stepwell.runs.base import Cancellable, PageRun
 from stepwell.runs.workload import WorkloadRun
 from stepwell.text.backends import js_backend
+
+
+class Playable(Cancellable, Protocol):
+    async def play(self) -> None: ...
 
 
 class Frontend:
@@ -55,7 +59,7 @@ class Frontend:
         self._opener = opener
         self._engines: Engines | None = None
         self._model: LoadedModel | None = None
-        self._running: PageRun | None = None
+        self._running: Playable | None = None
 
     @asynccontextmanager
     async def _reporting(self) -> AsyncIterator[None]:
@@ -123,7 +127,19 @@ class Frontend:
     async def run(self, request: str) -> None:
         """Answer a ``run`` message: tokens as they come, then the record."""
         async with self._reporting():
-            await self._run(Request.from_json(request))
+            await self._run(lambda: self._make_run(Request.from_json(request)))
+
+    async def what_if(self, question: str, file: Any) -> None:
+        """Answer a ``what_if`` message; ``file`` is the JS File of the trace."""
+        async with self._reporting():
+            from stepwell.gpu.js_device import open_file
+
+            await self._what_if(question, open_file(file))
+
+    async def what_if_source(self, question: str, source: ByteSource) -> None:
+        """The same of any byte source."""
+        async with self._reporting():
+            await self._what_if(question, source)
 
     def cancel(self) -> None:
         """End the run under way after its current step; without one, nothing happens."""
@@ -169,10 +185,15 @@ class Frontend:
         self._outbox.emit("model", model=model.describe())
         self._outbox.enter("ready", "Ready")
 
-    async def _run(self, request: Request) -> None:
+    async def _what_if(self, question: str, source: ByteSource) -> None:
+        from stepwell.runs.what_if import Question, WhatIfRun  # when it is wanted, not at the start of the page
+
+        await self._run(lambda: WhatIfRun(self._outbox, Question.from_json(question), source))
+
+    async def _run(self, make: Callable[[], Playable]) -> None:
         if self._running is not None:
             raise BadRequest("a run is under way: stop it before the next.")
-        self._running = run = self._make_run(request)
+        self._running = run = make()
         try:
             await run.play()
         finally:

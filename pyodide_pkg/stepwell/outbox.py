@@ -27,13 +27,13 @@ class Outbox:
         self._last_progress = 0.0
         self.emit("phase", phase=phase, text=text)
 
-    def progress(self, unit: str) -> Callable[[int, int], None]:
-        """Reports (done, total) of the present phase, not too often, and always its end."""
+    def progress(self, unit: str) -> Callable[[int, int | None], None]:
+        """Reports (done, total) of the present phase, not too often, and always its end; None: it is not known yet."""
         phase = self.phase
 
-        def report(done: int, total: int) -> None:
+        def report(done: int, total: int | None) -> None:
             now = now_ms()
-            if done >= total or now - self._last_progress >= _PROGRESS_MS:
+            if (total is not None and done >= total) or now - self._last_progress >= _PROGRESS_MS:
                 self._last_progress = now
                 self.emit("progress", phase=phase, done=done, total=total, unit=unit)
 

@@ -14,11 +14,12 @@ from stepwell.launch.options import LaunchOptions
 @dataclass(frozen=True, slots=True)
 class Request:
     """``workload`` (a row of WORKLOADS) needs no model and no prompt: it uses ``start``, ``tokens``, ``kv``, the
-    policy, ``launch``, ``gpu_time`` and ``trace``; everything else is for a model.
+    policy, ``launch``, ``gpu_time``, ``trace`` and ``pool_trace``; everything else is for a model.
 
     The prompt is a text, or ``prompt_ids`` as they are, or ``prompt_length`` pseudo-random ids, by ``seed``.
 
     ``kernel_times``: after the run, the GPU time of each kernel in the step behind the last token.
+    ``pool_trace``: what the run asks of the pool, as a trace for ``stepwell.memory`` (what-if).
     ``tune``: before the run the model's kernels are tuned for this adapter, for ``tune_ms`` at most.
 
     ``kv_type``: what K and V are stored in, "f32" or "f16" (half the bytes; see kernels/kv.py for what does not fit).
@@ -55,6 +56,7 @@ class Request:
     gpu_time: bool = False
     trace: bool = False
     kernel_times: bool = False
+    pool_trace: bool = False
 
     @classmethod
     def from_json(cls, text: str) -> "Request":

@@ -107,3 +107,13 @@ def table_rows(page: Page, panel: str) -> list[list[str]]:
         "rows => rows.map(row => [...row.children].map(cell => cell.innerText.trim()))"
     )
     return rows
+
+
+def audit(page: Page) -> None:
+    """Names, contrast and target sizes of everything, once every transition has ended."""
+    page.evaluate("() => document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    settle(page)
+    page.evaluate("() => Promise.all(document.getAnimations().map(animation => animation.finished))")
+    found = page.evaluate((HERE / "audit.js").read_text(encoding="utf-8").partition("\n\n")[2])
+    assert found.pop("readable") > 100
+    assert found == {name: [] for name in found}

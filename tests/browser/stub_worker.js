@@ -124,8 +124,23 @@ const handlers = {
     }
     if (!request.workload) post("token", { text: "end", token: null, by_role: {} });
     post("pool", { classes: classesAt(tokens.length), text: `${request.policy} explains itself.` });
+    if (request.pool_trace) post("pool_trace", { text: `stepwell-trace 1 {"policy": "${request.policy}"}\nb 1\n. 1\n` });
     if (request.trace) post("trace", { text: JSON.stringify({ traceEvents: [{ name: "encode", ph: "X" }] }) });
     post("done", { record: record(request, tokens) });
+    post("phase", { phase: "ready", text: "Ready" });
+  },
+
+  async what_if({ file, question }) {
+    cancelled = false;
+    post("phase", { phase: "what-if", text: `Reading ${file.name}` });
+    const text = await file.text();
+    if (!text.startsWith("stepwell-trace"))
+      return fail("BadTrace", `the file begins with '${text}'. Is it a trace?`, "what-if");
+    for (let done = 1; done <= 40 && !cancelled; done += 1) {
+      post("progress", { phase: "what-if", done, total: 40, unit: "events" });
+      await pause(text.includes("slowly") ? 30 : 0);
+    }
+    post("verdict", { answer: cancelled ? null : verdict(file.name, question) });
     post("phase", { phase: "ready", text: "Ready" });
   },
 
@@ -244,6 +259,26 @@ function launchSummary({ launch = {} }, tokens) {
     variants: { matmul: { shapes: 4, evicted: 2 }, norm: { shapes: 1, evicted: 0 } },
     workspace_bytes: 3 << 20,
     tuned: [],
+  };
+}
+
+/** What a replay says: two settings, of which the second is to be taken. */
+function verdict(trace, { budget_mib: budget, create_us: each }) {
+  const figures = { max_creates_in_token: 64, peak_bytes: 2388 * 2 ** 20, steady_mib_per_token: 580, ms_per_token: 51.72 };
+  const bucket = {
+    ...{ ...figures, label: "bucket", policy: "bucket", options: {}, creates_per_token: 52.586, mib_per_token: 580.69 },
+    ...{ steady_creates_per_token: 52.582, saved_ms_per_token: 0, series: [[3, 44], [4, 44], [5, 54]] },
+    hurting: [{ why: "class 16.0 MiB (kv): 64 buffers wanted per token, the class keeps 10: 54 are created anew" }],
+  };
+  const better = {
+    ...{ ...bucket, label: "adaptive growth=2", policy: "adaptive", options: { growth: "2" }, hurting: [] },
+    ...{ steady_creates_per_token: 0.166, ms_per_token: 0.13, saved_ms_per_token: 51.59, series: [[3, 0], [4, 1], [5, 0]] },
+  };
+  return {
+    ...{ trace, unit: "token", runs: 7168, create_us: each ?? 100, create_us_per_mib: 80, costs_from: "assumed; --create-us" },
+    ...{ budget_bytes: budget === null ? null : budget * 2 ** 20, baseline: bucket, baseline_from: "as recorded" },
+    ...{ settings: [better, bucket], over_budget: budget === null ? [] : ["pow2"], recommended: better.label },
+    sentence: "Take adaptive growth=2: it saves about 51.6 ms per token.",
   };
 }
 

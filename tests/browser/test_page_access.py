@@ -5,20 +5,10 @@ from itertools import pairwise
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.stub_page import HERE, Opened, open_page, run, settle, state
+from tests.browser.stub_page import Opened, audit, open_page, run, state
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 __all__ = ["open_page"]  # the fixture
-
-
-def audit(page: Page) -> None:
-    """Names, contrast and target sizes of everything, once every transition has ended."""
-    page.evaluate("() => document.querySelectorAll('details').forEach(details => { details.open = true; })")
-    settle(page)
-    page.evaluate("() => Promise.all(document.getAnimations().map(animation => animation.finished))")
-    found = page.evaluate((HERE / "audit.js").read_text(encoding="utf-8").partition("\n\n")[2])
-    assert found.pop("readable") > 100
-    assert found == {name: [] for name in found}
 
 
 @pytest.fixture(params=["light", "dark"])

@@ -43,7 +43,7 @@ def test_form_has_the_controls_of_the_document(open_page: Opened) -> None:
     numbers += ("prompt_length", "tune_ms")
     numbers += ("option-window", "option-growth")  # of the chosen policy
     numbers += tuple(f"launch-{name}" for name in ("submit_every", "submit_every_ms", "readback_depth", "bind_groups"))
-    switches = ("raw", "hard", "digest", "gpu_time", "trace", "kernel_times", "tune")
+    switches = ("raw", "hard", "digest", "gpu_time", "trace", "kernel_times", "pool_trace", "tune")
     switches += tuple(f"launch-{name}" for name in ("shared_pass", "bind_group_cache", "replay"))
     assert kinds == {
         **dict.fromkeys(("model", "kv", "policy"), "radio"), **dict.fromkeys(numbers, "number"),
@@ -328,4 +328,4 @@ def test_local_file_by_button_and_by_drop(open_page: Opened) -> None:
     run(page)
     assert [message["model"]["name"] for message in sent(page, "load")] == ["mine.gguf", "other.gguf"]
     page.evaluate(drop, "notes.txt")
-    expect(page.locator("#notices")).to_contain_text("notes.txt is not a .gguf file")
+    expect(page.locator("#notices")).to_contain_text("notes.txt is neither a .gguf model nor a trace")

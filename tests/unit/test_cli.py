@@ -1,5 +1,6 @@
 """The command line: help, what is refused before a browser starts, exit codes, and how scenarios reach the form."""
 
+import gzip
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ def test_run_offers_what_it_must() -> None:
         "model prompt prompt-file raw tokens policy kv ban-eos ignore-eos seed temperature top-k top-p context stop"
     )
     scenario += " prompt-ids prompt-length workload from policy-option budget hard launch digest gpu-time trace"
-    scenario += " tune tune-ms tuning no-tuned kv-type"
+    scenario += " tune tune-ms tuning no-tuned kv-type pool-trace"
     harness = "top-logits profile flag browser headed timeout json site"
     for option in f"{scenario} {harness}".split():
         assert f"--{option}" in shown
@@ -146,6 +147,10 @@ class FakePage:
         assert self.scenarios[-1].trace
         return '{"traceEvents":[]}'
 
+    def pool_trace(self) -> str:
+        assert self.scenarios[-1].pool_trace
+        return "stepwell-trace 1 {}"
+
     def tuning(self) -> str:
         return "what was tuned"
 
@@ -245,6 +250,19 @@ def test_launch_options_and_measures_reach_the_page(tmp_path: Path, monkeypatch:
     assert out.read_text() == '{"traceEvents":[]}'
     assert runner.invoke(cli.app, ["run", "--prompt", "Hi"]).exit_code == 0  # and no trace is asked for
     assert page.scenarios[1].switches == ()
+
+
+@pytest.mark.parametrize("name", ["a.trace", "a.trace.gz"])
+def test_the_trace_of_the_pool_is_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = FakePage(make_record([30, 10]))
+    page.install(monkeypatch)
+    out = tmp_path / "deep" / name
+    done = runner.invoke(cli.app, ["run", "--prompt", "Hi", "--pool-trace", str(out)])
+    assert done.exit_code == 0, done.output
+    assert page.scenarios[0].switches == ("pool_trace",)
+    assert f"what-if {out}" in done.output.replace("\n", "")
+    data = out.read_bytes()
+    assert (gzip.decompress(data) if name.endswith(".gz") else data) == b"stepwell-trace 1 {}"
 
 
 def test_the_table_of_kernels_is_shown_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

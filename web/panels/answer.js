@@ -52,7 +52,7 @@ function promptRow(bus) {
   });
   bus.on(TO_WORKER.CANCEL, () => (cancel.textContent = "Stop now"));
   bus.on(ON_PAGE.STATE, ({ state, canRun }) => {
-    const busy = state === "loading" || state === "running";
+    const busy = ["loading", "running", "replaying"].includes(state);
     const hadFocus = document.activeElement === (busy ? run : cancel);
     run.disabled = !canRun;
     cancel.disabled = !busy;
@@ -100,7 +100,7 @@ function progressRow(bus) {
     show(`${plural(record.token_ids.length, "token")}; ${ENDINGS[record.finish_reason] ?? record.finish_reason}.`);
   });
   bus.on(ON_PAGE.STATE, ({ state }) => {
-    if (state === "booting" || state === "loading" || state === "running") return;
+    if (["booting", "loading", "running", "replaying"].includes(state)) return;
     bar.hidden = true;
     if (state === "ready") show("Ready. Ctrl+Enter (⌘+Enter) in the prompt runs, Esc stops.");
     if (state === "error") show("Stopped by an error; it is described at the top of the page.");

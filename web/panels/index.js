@@ -15,9 +15,10 @@ import { pool } from "./pool.js";
 import { runs } from "./runs.js";
 import { sampling } from "./sampling.js";
 import { tuning } from "./tuning.js";
+import { whatIf } from "./what_if.js";
 
 export const PLACES = {
   chips: [chips],
   side: [model, cache, launch, tuning, sampling, environment],
-  work: [pattern, answer, comparison, ab, latency, kernels, pool, memory, counters, runs],
+  work: [pattern, answer, comparison, ab, latency, kernels, pool, memory, counters, runs, whatIf],
 };

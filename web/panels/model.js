@@ -1,4 +1,5 @@
 import { element, field } from "../dom.js";
+import { acceptDrops } from "../drops.js";
 import { bytes, number } from "../format.js";
 import { FROM_WORKER, ON_PAGE } from "../messages.js";
 
@@ -125,29 +126,4 @@ function option(value, title, note, aside) {
     element("span", {}, title, note instanceof Node ? note : element("small", {}, note)),
     element("span", { className: "aside" }, aside),
   );
-}
-
-/** Take a .gguf file dropped on any part of the page. */
-function acceptDrops(input, bus) {
-  const root = document.documentElement;
-  const carriesFile = (event) => event.dataTransfer?.types.includes("Files");
-  const settle = () => root.classList.remove("dropping");
-  addEventListener("dragover", (event) => {
-    if (!carriesFile(event)) return;
-    event.preventDefault();
-    root.classList.add("dropping");
-  });
-  addEventListener("dragleave", (event) => event.relatedTarget === null && settle());
-  addEventListener("drop", (event) => {
-    if (!carriesFile(event)) return;
-    event.preventDefault();
-    settle();
-    const [dropped] = event.dataTransfer.files;
-    if (!dropped?.name.toLowerCase().endsWith(".gguf")) {
-      bus.emit({ type: ON_PAGE.WARNING, text: `${dropped?.name ?? "That"} is not a .gguf file; nothing was changed.` });
-      return;
-    }
-    input.files = event.dataTransfer.files;
-    input.dispatchEvent(new Event("change", { bubbles: true }));
-  });
 }

@@ -22,6 +22,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
+from io import StringIO
 from pathlib import Path
 from typing import Final, TextIO, cast
 
@@ -105,10 +106,14 @@ class TraceWriter:
 def write_trace(path: Path, events: Iterable[Event], metadata: Mapping[str, object] | None = None) -> int:
     """Write a whole trace; returns how many events it has."""
     with _open(path, "wt") as file:
-        writer = TraceWriter(file, metadata)
-        for event in events:
-            writer.write(event)
-        writer.close()
+        return _write(file, events, metadata)
+
+
+def _write(file: TextIO, events: Iterable[Event], metadata: Mapping[str, object] | None) -> int:
+    writer = TraceWriter(file, metadata)
+    for event in events:
+        writer.write(event)
+    writer.close()
     return writer.count
 
 
@@ -219,6 +224,12 @@ class TraceRecorder:
     def save(self, path: Path, metadata: Mapping[str, object] | None = None) -> int:
         """Write what was recorded so far; returns how many events that is."""
         return write_trace(path, self.events, metadata)
+
+    def text(self, metadata: Mapping[str, object] | None = None) -> str:
+        """The same as the text of a file."""
+        file = StringIO()
+        _write(file, self.events, metadata)
+        return file.getvalue()
 
     def acquired(self, buffer: Buffer) -> None:
         self._numbers[buffer.id] = self._count

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stepwell.decode.timing import TokenEvent
 from stepwell.engines import Engines
@@ -13,6 +13,9 @@ from stepwell.memory.policies import make_policy
 from stepwell.outbox import Outbox
 from stepwell.record import RunRecord
 from stepwell.request import Request
+
+if TYPE_CHECKING:
+    from stepwell.memory.traces import TraceRecorder
 
 
 class Cancellable(Protocol):
@@ -31,12 +34,18 @@ class PageRun(ABC):
         self._launcher = engines.get(request.launch_options)
         self._spans = SpanLog() if request.trace else None
         self._at_work: Cancellable | None = None
+        self._recorder: TraceRecorder | None = None
 
     async def play(self) -> None:
-        """Tokens as they come, then the trace that was asked for and the record."""
-        record = await self._play()
+        """Tokens as they come, then the traces that were asked for and the record."""
+        try:
+            record = await self._play()
+        finally:
+            self._stop_recording()
         if self._spans is not None:
             self._outbox.emit("trace", text=self._spans.as_chrome_trace())
+        if self._recorder is not None:
+            self._outbox.emit("pool_trace", text=self._recorder.text(self._about(record)))
         self._outbox.emit("done", record=record.as_dict())
 
     def cancel(self) -> None:
@@ -56,6 +65,27 @@ class PageRun(ABC):
         pool.trim()
         pool.set_budget(request.budget_bytes, request.hard_budget)
         pool.ledger.reset_peaks()
+        self._stop_recording()
+        if request.pool_trace:
+            from stepwell.memory.traces import TraceRecorder  # when it is wanted, not at the start of the page
+
+            self._recorder = TraceRecorder(pool)
+
+    def _stop_recording(self) -> None:
+        """What the recorder has stays; there may be none."""
+        if self._recorder is not None:
+            self._recorder.stop()
+
+    def _about(self, record: RunRecord) -> dict[str, object]:
+        """The metadata of the pool's trace: what it was recorded under, as what-if reads it, and of what."""
+        request = self._request
+        return {
+            "policy": request.policy,
+            "options": {name: str(value) for name, value in request.policy_options.items()},
+            "model": record.scenario["model"],
+            "kv": request.kv,
+            "stepwell": self._environment.get("stepwell"),
+        }
 
     @contextmanager
     def _playing(self, player: Player) -> Iterator[None]:
@@ -82,6 +112,7 @@ class PageRun(ABC):
         """The figures of the pool and the launcher, while the run still holds its buffers; what is left to profile."""
         from stepwell.memory.explain import explain  # at the end of a run, not at the start of the page
 
+        self._stop_recording()
         launcher = self._launcher
         text = explain(launcher.pool)
         record.memory(launcher.pool.report(), text)
