@@ -14,11 +14,18 @@ from importlib.resources.abc import Traversable
 from posixpath import dirname, join, normpath
 
 MODULES = (
+    "errors.js",
+    "budget.js",
+    "policies/options.js",
     "policies/free_lists.js",
+    "policies/size_class.js",
+    "policies/adaptive.js",
+    "policies/bucket.js",
     "policies/simple.js",
     "policies/exact.js",
     "policies/lazy_release.js",
     "policies/disabled.js",
+    "policies/index.js",
     "keeper.js",
     "boundaries.js",
     "natives.js",
