@@ -32,6 +32,7 @@ MODULES = (
     "alias.js",
     "uses.js",
     "shims.js",
+    "tombstones.js",
     "zero.js",
     "proof.js",
     "pool.js",

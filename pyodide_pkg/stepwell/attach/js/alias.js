@@ -107,6 +107,6 @@ export function asLabel(value) {
  */
 export function nativeOf(lease) {
   if (!lease.dead) return lease.kept.native;
-  lease.tombstone ??= lease.pool.makeTombstone(lease);
+  lease.tombstone ??= lease.pool.tombstoneOf(lease);
   return lease.tombstone;
 }

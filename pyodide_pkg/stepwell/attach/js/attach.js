@@ -52,10 +52,13 @@ class Attachment {
     const timers = choices.timers ?? globalThis;
     const realm = typeof target?.GPUDevice === "function" ? target : globalThis;
     this.#natives = new Natives(realm);
-    if (target instanceof this.#natives.prototypes.GPUDevice.constructor) this.#device = target;
+    if (target instanceof realm.GPUDevice) this.#device = target;
+    else if (!isWholeRealm(target, realm)) {
+      throw new AttachError("target is a GPUDevice, or for all devices a window, navigator.gpu or GPUDevice.prototype.");
+    }
     this.#zero = zero;
     this.#boundaries = new Boundaries((cause, name) => this.#onBoundary(cause, name));
-    const pooled = policy !== undefined || keeper !== undefined || !record;
+    const pooled = (policy ?? keeper ?? null) !== null || !record;
     let layer = {};
     if (pooled) {
       this.#makeKeeper = keeper ?? (() => new Keeper({ policy: policy ?? "adaptive", budget, options }));
@@ -66,6 +69,7 @@ class Attachment {
           hasFree: () => this.#each().some((pool) => pool.freeCount > 0),
           turn: () => this.#each().forEach((pool) => pool.beginRun()),
           drain: () => this.#each().forEach((pool) => pool.drain()),
+          done: () => Promise.all(this.#each().map((pool) => pool.workDone())),
         },
       );
       layer = poolLayer({
@@ -126,7 +130,8 @@ class Attachment {
   }
 
   #meet(device) {
-    if (!this.#serves(device) || !(device instanceof this.#natives.prototypes.GPUDevice.constructor)) return null;
+    const isDevice = device instanceof this.#natives.prototypes.GPUDevice.constructor;
+    if (current !== this || !this.#serves(device) || !isDevice) return null;
     const pool = new DevicePool(device, this.#natives, this.#makeKeeper(), this.#zero, () => this.#idle.watch());
     this.#served.set(device, pool);
     queues.set(pool.queue, pool);
@@ -148,6 +153,11 @@ function checked(choices) {
     throw new AttachError(`zero is "always" or "never", not ${JSON.stringify(choices.zero)}.`);
   }
   return choices;
+}
+
+function isWholeRealm(target, realm) {
+  const whole = [undefined, null, realm, realm.GPUDevice.prototype, realm.GPU?.prototype];
+  return whole.includes(target) || (realm.GPU !== undefined && target instanceof realm.GPU);
 }
 
 /** What tells where tokens end. A pass counts as work: dispatches are many, and are not wrapped for this. */

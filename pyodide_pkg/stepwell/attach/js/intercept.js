@@ -118,12 +118,13 @@ function translateBuffer(value, leases) {
   return nativeOf(lease);
 }
 
-/** {buffer, …} */
+/** {buffer, offset, …}: what a binding or a copy can say of it. Members may be inherited, so they are named. */
 function translateHolder(value, leases) {
   const lease = leaseOf(value?.buffer);
   if (lease === null) return value;
   leases.push(lease);
-  return { ...value, buffer: nativeOf(lease) };
+  const { offset, size, bytesPerRow, rowsPerImage } = value;
+  return { buffer: nativeOf(lease), offset, size, bytesPerRow, rowsPerImage };
 }
 
 /** A buffer, or {buffer, offset, size}. */
@@ -139,9 +140,10 @@ function translateGroup(descriptor, leases) {
   const translated = [];
   for (const entry of list) {
     const resource = translateResource(entry?.resource, leases);
-    translated.push(resource === entry?.resource ? entry : { ...entry, resource });
+    translated.push(resource === entry?.resource ? entry : { ...entry, binding: entry.binding, resource });
   }
-  return leases.length > 0 || list !== entries ? { ...descriptor, entries: translated } : descriptor;
+  if (leases.length === 0 && list === entries) return descriptor;
+  return { ...descriptor, label: descriptor.label, layout: descriptor.layout, entries: translated };
 }
 
 // ---- the queue ------------------------------------------------------------------------------------------------------
@@ -153,7 +155,7 @@ function submit(below, poolOfQueue, onSubmit) {
     const list = [...commandBuffers];
     if (pool !== null) {
       const dead = firstDead(list);
-      if (dead !== null && dead.pool.queue === this) list.push(dead.pool.makePoison(dead));
+      if (dead !== null && dead.pool.queue === this) list.push(dead.pool.tombstones.poison(dead));
       pool.submitting();
     }
     below.call(this, list);

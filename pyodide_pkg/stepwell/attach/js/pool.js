@@ -1,6 +1,7 @@
 import { asLabel, Lease, makeAlias } from "./alias.js";
 import { AttachError } from "./natives.js";
 import { Proof } from "./proof.js";
+import { Tombstones } from "./tombstones.js";
 import { Clears } from "./zero.js";
 
 const [MAP_READ, MAP_WRITE, COPY_DST, STORAGE] = [0x1, 0x2, 0x8, 0x80];
@@ -32,8 +33,9 @@ export class DevicePool {
   keeper;
   clears;
   leases = 0; // live ones
-  counters = { created: 0, reused: 0, destroyed: 0, poisoned: 0, tombstones: 0 };
-  #state = "serving"; // then "retired", or "lost"
+  tombstones;
+  counters = { created: 0, reused: 0, destroyed: 0 };
+  #state = "serving"; // then "retired", "lost", or "failed"
   #zero;
   #proof;
   #free = new Map(); // id → Kept
@@ -43,7 +45,7 @@ export class DevicePool {
   #largest;
   #onVacant = null;
   #onKept;
-  #closed = false;
+  #lastStats = null; // of a keeper that is closed
   #listener = ({ error }) => this.noteError(error);
   #collected = new FinalizationRegistry((id) => this.#lostTrack(id)); // buffers that were dropped, not destroyed
 
@@ -60,6 +62,7 @@ export class DevicePool {
     this.native = natives.methods;
     this.keeper = keeper;
     this.clears = new Clears(device, this.queue, natives.methods);
+    this.tombstones = new Tombstones(device, natives.methods);
     this.#zero = zero === "always";
     this.#onKept = onKept;
     this.#proof = new Proof(device, natives.methods, (kept, valid) => this.#settle(kept, valid));
@@ -67,10 +70,6 @@ export class DevicePool {
     this.#largest = device.limits?.maxBufferSize ?? Infinity;
     device.lost?.then(() => this.lose());
     device.addEventListener?.("uncapturederror", this.#listener);
-  }
-
-  get state() {
-    return this.#state;
   }
 
   get freeCount() {
@@ -81,14 +80,19 @@ export class DevicePool {
 
   /** An alias for what createBuffer was asked for; null if the browser is to serve it as it is. */
   create(descriptor) {
-    if (this.#state !== "serving" || typeof descriptor !== "object" || descriptor === null) return null;
-    const { size, usage } = descriptor;
-    if (!this.#isPooled(size, usage) || descriptor.mappedAtCreation) return null;
-    const id = this.keeper.acquire(usage, size);
-    const kept = id > 0 ? this.#reissue(id, descriptor.label) : this.#make(size, usage, descriptor);
+    if (!this.#serving || typeof descriptor !== "object" || descriptor === null) return null;
+    const { size, usage, label: given = "" } = descriptor;
+    if (!this.#isPooled(size, usage) || descriptor.mappedAtCreation || typeof given === "symbol") return null;
+    const label = asLabel(given);
+    const id = this.#ask("acquire", usage, size);
+    const kept = id > 0 ? this.#reissue(id, label) : this.#make(size, usage, descriptor);
+    if (!this.#serving) {
+      if (kept !== null) this.#destroy(kept);
+      return null;
+    }
     this.#live.add(kept.id);
     this.leases += 1;
-    return makeAlias(new Lease(this, kept, size, usage, kept.label), this.#bufferPrototype);
+    return makeAlias(new Lease(this, kept, size, usage, label), this.#bufferPrototype);
   }
 
   /** The application destroyed an alias. */
@@ -96,7 +100,7 @@ export class DevicePool {
     const { kept } = lease;
     this.leases -= 1;
     this.clears.remove(kept);
-    if (this.#state !== "serving" || lease.tainted || kept.valid === false) this.#discard(kept);
+    if (!this.#serving || lease.tainted || kept.valid === false) this.#discard(kept);
     else if (kept.valid) this.#keep(kept);
     else this.#waiting.add(kept);
     if (this.leases === 0) this.#onVacant?.();
@@ -117,33 +121,38 @@ export class DevicePool {
   }
 
   submitted() {
-    if (this.#state === "serving") this.#destroyAll(this.keeper.flush());
+    if (this.#serving) this.#destroyAll(this.#ask("flush"));
   }
 
   /** An error that the application sees as well: when memory was short, what is free is given back. */
   noteError(error) {
-    if (this.#state !== "serving" || error?.constructor?.name !== "GPUOutOfMemoryError") return;
-    this.#destroyAll(this.keeper.shrink());
+    if (!this.#serving || error?.constructor?.name !== "GPUOutOfMemoryError") return;
+    this.#destroyAll(this.#ask("shrink"));
     this.drain();
   }
 
   // ---- what time does ---------------------------------------------------------------------------------------------
 
   beginRun() {
-    if (this.#state === "serving") this.#destroyAll(this.keeper.begin_run());
+    if (this.#serving) this.#destroyAll(this.#ask("begin_run"));
   }
 
   /** Everything that is free is given back. */
   drain() {
-    if (this.#state !== "serving") return;
-    this.#destroyAll(this.keeper.drain());
+    if (!this.#serving) return;
+    this.#destroyAll(this.#ask("drain"));
     for (const kept of this.#waiting) this.#discard(kept);
     this.#waiting.clear();
   }
 
+  /** Resolved when the GPU is done with what was submitted so far. */
+  workDone() {
+    return this.native["GPUQueue.onSubmittedWorkDone"].call(this.queue);
+  }
+
   /** Serve no more. `onVacant` is called when no alias is live, at once if there is none. */
   retire(onVacant) {
-    if (this.#state === "serving") {
+    if (this.#serving) {
       this.clears.flush(); // of live aliases: later nobody would
       this.drain();
       this.#state = "retired";
@@ -163,37 +172,52 @@ export class DevicePool {
     this.clears.drop();
     this.drain();
     this.#state = "lost";
-    for (const id of this.#live) this.keeper.forget(id);
+    for (const id of this.#live) this.#ask("forget", id);
     this.#live.clear();
     this.#onVacant?.();
     this.#close();
   }
 
-  // ---- errors that are the browser's own --------------------------------------------------------------------------
-
-  /** A destroyed native buffer in place of a dead alias. */
-  makeTombstone(lease) {
-    if (lease.kept.destroyed) return lease.kept.native;
-    this.counters.tombstones += 1;
-    return this.#destroyedBuffer(lease.size, lease.usage, lease.label);
-  }
-
-  /** A command buffer that no submit with it is accepted, because it uses what `lease` was and is no more. */
-  makePoison(lease) {
-    this.counters.poisoned += 1;
-    const native = this.native;
-    const encoder = native["GPUDevice.createCommandEncoder"].call(this.device);
-    native["GPUCommandEncoder.clearBuffer"].call(encoder, this.#destroyedBuffer(4, REQUIRED, lease.label), 0, 4);
-    return native["GPUCommandEncoder.finish"].call(encoder);
+  /** What to give to the browser in place of a dead alias. */
+  tombstoneOf(lease) {
+    return lease.kept.destroyed ? lease.kept.native : this.tombstones.of(lease);
   }
 
   stats() {
     const { cleared, clearedBytes } = this.clears;
-    const native = { ...this.counters, cleared, cleared_bytes: clearedBytes };
-    return { ...JSON.parse(this.keeper.stats()), state: this.#state, native };
+    const { made, poisoned } = this.tombstones;
+    const native = { ...this.counters, cleared, cleared_bytes: clearedBytes, tombstones: made, poisoned };
+    return { ...(this.#lastStats ?? JSON.parse(this.keeper.stats())), state: this.#state, native };
   }
 
   // ---- inside -----------------------------------------------------------------------------------------------------
+
+  get #serving() {
+    return this.#state === "serving";
+  }
+
+  /** The keeper's answer; "" if it fails. */
+  #ask(method, ...args) {
+    if (this.#state === "failed") return "";
+    try {
+      return this.keeper[method](...args);
+    } catch (error) {
+      this.#fail(error);
+      return "";
+    }
+  }
+
+  /** The keeper is wrong: serve no more. The application has its buffers from the browser then. */
+  #fail(error) {
+    globalThis.reportError?.(error);
+    if (!this.#serving) return;
+    this.#state = "failed";
+    this.clears.flush();
+    for (const kept of this.#free.values()) this.#destroy(kept);
+    this.#free.clear();
+    for (const kept of this.#waiting) this.#discard(kept);
+    this.#waiting.clear();
+  }
 
   #isPooled(size, usage) {
     return Number.isInteger(size) && size > 0 && size % 4 === 0 && size <= this.#largest &&
@@ -203,18 +227,22 @@ export class DevicePool {
 
   #reissue(id, label) {
     const kept = this.#free.get(id);
-    if (kept === undefined) throw new AttachError(`The keeper hands out buffer ${id}, which is not free.`);
+    if (kept === undefined) {
+      this.#fail(new AttachError(`The keeper hands out buffer ${id}, which is not free.`));
+      return null;
+    }
     this.#free.delete(id);
-    kept.setLabel(label === undefined ? "" : asLabel(label));
+    kept.setLabel(label);
     if (this.#zero) this.clears.add(kept);
     this.counters.reused += 1;
     return kept;
   }
 
   #make(size, usage, descriptor) {
-    this.#destroyAll(this.keeper.room(size));
+    this.#destroyAll(this.#ask("room", size));
+    if (!this.#serving) return null;
     const kept = new Kept(this.native["GPUDevice.createBuffer"].call(this.device, descriptor), size);
-    kept.id = this.keeper.created(usage, size);
+    kept.id = Number(this.#ask("created", usage, size)); // 0 if that failed, and then it is nobody's
     this.#collected.register(kept, kept.id, kept);
     this.#proof.add(kept);
     this.counters.created += 1;
@@ -224,20 +252,20 @@ export class DevicePool {
   #settle(kept, valid) {
     kept.valid = valid;
     if (!this.#waiting.delete(kept)) return;
-    if (valid) this.#keep(kept);
+    if (valid && this.#serving) this.#keep(kept);
     else this.#discard(kept);
   }
 
   #keep(kept) {
     this.#live.delete(kept.id);
     this.#free.set(kept.id, kept);
-    this.#destroyAll(this.keeper.release(kept.id));
+    this.#destroyAll(this.#ask("release", kept.id));
     this.#onKept();
   }
 
   /** Destroy a live native buffer that is not to be kept. */
   #discard(kept) {
-    if (this.#live.delete(kept.id)) this.keeper.forget(kept.id);
+    if (this.#live.delete(kept.id)) this.#ask("forget", kept.id);
     this.#destroy(kept);
   }
 
@@ -246,7 +274,10 @@ export class DevicePool {
     if (ids === "") return;
     for (const id of ids.split(" ")) {
       const kept = this.#free.get(Number(id));
-      if (kept === undefined) throw new AttachError(`The keeper gives up buffer ${id}, which is not free.`);
+      if (kept === undefined) {
+        this.#fail(new AttachError(`The keeper gives up buffer ${id}, which is not free.`));
+        return;
+      }
       this.#free.delete(kept.id);
       this.#destroy(kept);
     }
@@ -261,22 +292,13 @@ export class DevicePool {
 
   #lostTrack(id) {
     this.leases -= 1;
-    if (this.#live.delete(id)) this.keeper.forget(id);
+    if (this.#live.delete(id)) this.#ask("forget", id);
     if (this.leases === 0) this.#onVacant?.();
   }
 
-  /** Nothing of it is in the application's error scopes. */
-  #destroyedBuffer(size, usage, label) {
-    const native = this.native;
-    native["GPUDevice.pushErrorScope"].call(this.device, "out-of-memory");
-    const buffer = native["GPUDevice.createBuffer"].call(this.device, { size, usage, label });
-    native["GPUDevice.popErrorScope"].call(this.device).catch(() => {});
-    native["GPUBuffer.destroy"].call(buffer);
-    return buffer;
-  }
-
   #close() {
-    if (!this.#closed) this.keeper.close?.();
-    this.#closed = true;
+    if (this.#lastStats !== null) return;
+    this.#lastStats = JSON.parse(this.keeper.stats());
+    this.keeper.close?.();
   }
 }
