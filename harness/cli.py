@@ -1,4 +1,4 @@
-"""The command line: ``site``, ``serve``, ``run``, ``demo``, ``compare``, ``ablate``.
+"""The command line: ``site``, ``serve``, ``run``, ``demo``, ``compare``, ``ablate``, ``attach``.
 
 Exit codes: 0 done; 1 the run failed; 2 something on this machine is missing, or an option is wrong.
 """
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from harness import CACHE, ROOT, cli_arms, cli_page, demo, report, summary
+from harness import CACHE, ROOT, cli_arms, cli_attach, cli_page, demo, report, summary
 from harness import record as records
 from harness.browser import Profile
 from harness.cli_page import (
@@ -268,3 +268,4 @@ def run_demo(
 
 app.command(name="compare")(cli_arms.run_compare)
 app.command(name="ablate")(cli_arms.run_ablate)
+app.command(name="attach")(cli_attach.run_attach)
