@@ -109,11 +109,11 @@ def table_rows(page: Page, panel: str) -> list[list[str]]:
     return rows
 
 
-def audit(page: Page) -> None:
-    """Names, contrast and target sizes of everything, once every transition has ended."""
+def audit(page: Page, least: int = 100) -> None:
+    """Names, contrast and target sizes of everything, ``least`` texts or more, once every transition has ended."""
     page.evaluate("() => document.querySelectorAll('details').forEach(details => { details.open = true; })")
     settle(page)
     page.evaluate("() => Promise.all(document.getAnimations().map(animation => animation.finished))")
     found = page.evaluate((HERE / "audit.js").read_text(encoding="utf-8").partition("\n\n")[2])
-    assert found.pop("readable") > 100
+    assert found.pop("readable") > least
     assert found == {name: [] for name in found}

@@ -90,13 +90,14 @@ def test_a_synthetic_model_and_prompts_in_ids_through_the_form(runner: PageRunne
 
 def test_launches_digests_and_a_trace_through_the_form(runner: PageRunner) -> None:
     launch = {"shared_pass": "false", "submit_every": "32", "params": "uniform_pool", "replay": "False"}
-    asked = Scenario("1, 2, 3,", tokens=6, raw=True, launch=launch, digest=True, trace=True)
+    asked = Scenario("1, 2, 3,", tokens=6, raw=True, launch=launch, digest=True, trace=True, pool_trace=True)
     slow = runner.run(asked)
     typed = {"shared_pass": False, "submit_every": 32, "params": "uniform_pool", "replay": False}
     assert slow["scenario"]["launch"] == typed
     assert typed.items() <= slow["launch"]["options"].items()
     events = json.loads(runner.trace())["traceEvents"]
     assert {"encode", "submit", "wait"} <= {event["name"] for event in events if event["ph"] == "X"}
+    assert runner.pool_trace().startswith('stepwell-trace 1 {"policy": "adaptive", "options": {}')
     fast = runner.run(Scenario("1, 2, 3,", tokens=6, raw=True))  # nothing of the run before is left in the form
     assert fast["scenario"]["launch"] == {}
     assert fast["token_ids"] == slow["token_ids"]
@@ -105,6 +106,8 @@ def test_launches_digests_and_a_trace_through_the_form(runner: PageRunner) -> No
     assert max(token["passes"] for token in slow["tokens"]) > max(token["passes"] for token in fast["tokens"])
     with pytest.raises(RunError, match="has no trace"):
         runner.trace()
+    with pytest.raises(RunError, match="has no trace of its pool"):
+        runner.pool_trace()
 
 
 def test_time_on_the_gpu_through_the_form(runner: PageRunner) -> None:

@@ -1,5 +1,5 @@
 import { axes, Chart, colour, DASHES, swatch } from "../chart.js";
-import { saveBlob, saveJson } from "../clipboard.js";
+import { copyButton, saveBlob, saveJson } from "../clipboard.js";
 import { element, scroller, table } from "../dom.js";
 import { applyLateQuery, OPTION_PREFIX } from "../form.js";
 import { bytes, mebibytes, number } from "../format.js";
@@ -213,7 +213,7 @@ function shown(answer, chart, form) {
     : [element("p", {}, `Under ${baseline.label} no size class creates its buffers again and again.`)];
   return [
     element("p", { className: "finding", role: "status" }, answer.sentence),
-    ...(best ? [element("div", { className: "row start" }, useButton(best, form))] : []),
+    ...(best ? [element("div", { className: "row start" }, ...toDo(answer, best, form))] : []),
     element("p", { className: "note" }, assumed(answer)),
     element(
       "div",
@@ -227,6 +227,12 @@ function shown(answer, chart, form) {
     ...(over.length ? [element("p", { className: "note" }, `Over the budget and left out: ${over.join(", ")}.`)] : []),
     element("p", { className: "note" }, LEGEND),
   ];
+}
+
+/** A trace of another runtime has the line to attach with; what was recorded here can be chosen here. */
+function toDo({ code }, best, form) {
+  if (!code) return [useButton(best, form)];
+  return [element("pre", {}, element("code", {}, code)), copyButton("Copy", () => code)];
 }
 
 /** Chooses the setting in the form, for the next run. */
@@ -272,7 +278,7 @@ function drawSeries(chart, { baseline, recommended, settings, unit }, key) {
   const options = () => ({
     legend: { show: false },
     cursor: { y: false, points: { size: 7 } },
-    padding: [14, 14, 0, 0],
+    padding: [14, 26, 0, 0],
     scales: {
       x: { time: false, range: (_, low, high) => [low, Math.max(high, low + 1)] },
       y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] },

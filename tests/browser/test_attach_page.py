@@ -1,0 +1,105 @@
+"""web/attach.html with onnxruntime-web, as it is: small sizes, on the adapter of the tests."""
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from stepwell.memory.traces import ACQUIRE, RUN, read_metadata, read_trace
+from tests.browser.stub_page import audit
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+SIZES = "model=kv16&start=2050&steps=7&rounds=1"
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context()
+    yield context
+    context.close()
+
+
+def open_example(context: BrowserContext, url: str, query: str = SIZES, **opened: Any) -> Page:
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    page.on("pageerror", lambda error: print(f"page error: {error}"))
+    page.goto(f"{url}attach.html?{query}")
+    return page
+
+
+def state(page: Page, name: str) -> None:
+    expect(page.locator("html")).to_have_attribute("data-state", name, timeout=90_000)
+
+
+def test_off_on_and_static_side_by_side(context: BrowserContext, server_url: str, tmp_path: Path) -> None:
+    page = open_example(context, server_url)
+    state(page, "ready")
+    page.fill("[name=budget]", "2000")
+    page.keyboard.press("Enter")
+    state(page, "running")
+    state(page, "done")
+    rows = {row["arm"]: row for row in page.evaluate("example.rows")}
+    assert [rows[arm]["n"] for arm in ("off", "on", "static")] == [3, 3, 3]
+    assert [rows[arm]["created"] for arm in ("off", "on", "static")] == [6, 0, 0]
+    assert not any(row["wrong"] for row in rows.values())
+    assert rows["on"]["peakBytes"] <= 2000 << 20
+    text = page.inner_text("#work")
+    assert "All runs gave bit-equal K and V." in text and "a step creates 0 buffers instead of 6" in text
+    assert 'stepwell.attach({ policy: "adaptive", zero: "always", budget: 2097152000 });' in text
+    assert page.locator("#work canvas").count() == 2
+    assert "budget=2000" in page.url
+    assert page.evaluate("Object.getOwnPropertyNames(globalThis).includes('stepwell')") is False  # it is the worker's
+    page.click("#record")
+    state(page, "running")
+    state(page, "done")
+    expect(page.locator("#code code")).to_contain_text("record: true")
+    with page.expect_download() as download:
+        page.click("#save-trace")
+    path = tmp_path / download.value.suggested_filename
+    assert path.name == "onnxruntime-web-kv16.trace.gz"
+    path.write_bytes(gzip.compress(gzip.decompress(Path(download.value.path()).read_bytes())))
+    events = list(read_trace(path))
+    assert sum(op == RUN for op, _, _ in events) >= 8
+    assert sum(op == ACQUIRE and request.nbytes == 8 << 20 for op, _, request in events) >= 8 * 16
+    assert read_metadata(path)["attach"] is True
+    audit(page)
+    page.set_viewport_size({"width": 320, "height": 640})
+    assert page.evaluate("document.documentElement.scrollWidth") == 320
+    with context.expect_page() as opened:
+        page.click("#open-what-if")
+    other = opened.value
+    expect(other.locator("#what-if .finding")).to_be_visible(timeout=90_000)
+    assert "bucket" in other.inner_text("#what-if .note >> nth=1")
+
+
+def test_sizes_are_chosen_by_the_adapter_and_checked(context: BrowserContext, server_url: str) -> None:
+    page = open_example(context, server_url, "rounds=3")
+    state(page, "ready")
+    value = "name => document.querySelector(`[name=${name}]`).value"
+    assert [page.evaluate(value, name) for name in ("model", "start", "rounds")] == ["kv16", "2040", "3"]
+    page.fill("[name=start]", "900000")
+    expect(page.locator("#workload .note")).to_contain_text("this GPU allows")
+    page.click("#run")
+    assert page.evaluate("document.documentElement.dataset.state") == "ready"
+    page.fill("[name=start]", "2050")
+    page.fill("[name=steps]", "400")
+    page.click("#run")
+    page.wait_for_function("() => example.turns[0]?.steps.length > 0")
+    page.keyboard.press("Escape")
+    state(page, "done")
+    expect(page.locator("#status")).to_have_text("Stopped.")
+    expect(page.locator("#run")).to_be_focused()
+
+
+def test_320_pixels_and_no_webgpu(browser: Browser, server_url: str) -> None:
+    context = browser.new_context(viewport={"width": 320, "height": 640}, reduced_motion="reduce")
+    context.add_init_script("Object.defineProperty(Navigator.prototype, 'gpu', { get: () => undefined });")
+    page = open_example(context, server_url)
+    state(page, "error")
+    expect(page.locator("#notices [role=alert]")).to_contain_text("No WebGPU here")
+    expect(page.locator("#run")).to_be_disabled()
+    assert page.evaluate("document.documentElement.scrollWidth") == 320
+    context.close()
