@@ -31,7 +31,9 @@ def open_example(context: BrowserContext, url: str, query: str = SIZES, **opened
 
 
 def state(page: Page, name: str) -> None:
-    expect(page.locator("html")).to_have_attribute("data-state", name, timeout=90_000)
+    reached = "name => [name, 'error'].includes(document.documentElement.dataset.state)"
+    page.wait_for_function(reached, arg=name, timeout=90_000)
+    assert page.evaluate("document.documentElement.dataset.state") == name, page.evaluate("example.error")
 
 
 def test_off_on_and_static_side_by_side(context: BrowserContext, server_url: str, tmp_path: Path) -> None:
