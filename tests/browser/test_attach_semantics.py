@@ -122,3 +122,23 @@ def test_mistakes_are_typed(page: Page) -> None:
     names = [message.split(":")[0] for message in messages]
     assert names == ["AttachError"] * 5 + ["BadRequest"]
     assert restored
+
+
+def test_a_worker_behaves_alike(page: Page, bare: dict[str, Any]) -> None:
+    source = """async (choices) => {
+      const worker = new Worker("browser/semantics/worker.js", { type: "module" });
+      const next = () => new Promise((resolve, reject) => {
+        worker.onmessage = ({ data }) => resolve(data);
+        worker.onerror = ({ message }) => reject(new Error(message));
+      });
+      await next();
+      worker.postMessage(choices);
+      const answers = await next();
+      worker.terminate();
+      return answers;
+    }"""
+    answers = page.evaluate(source, {"options": {}, "pattern": "^zero/"})
+    assert len(answers) >= 10
+    for name, case in answers.items():
+        assert case["answer"] == bare[name]["answer"], name
+        assert case["reused"] >= case["reuses"]

@@ -204,6 +204,29 @@ attachment.detach();
     assert (free, live) == ([0, 0, 2], [0, 0, 0])
 
 
+def test_a_buffer_of_a_lost_device_outlives_its_attachment() -> None:
+    """WebGPU pretends that all is well on a lost device: no call with such a buffer throws, however late."""
+    source = """
+const attachment = begin();
+const devices = [1, 2].map(() => new realm.GPUDevice());
+const buffers = devices.map((device) => device.createBuffer({ size: 256, usage: DATA }));
+devices[0].destroy();
+attachment.detach();
+devices[1].destroy();
+await settle();
+const seen = devices.map((device, index) => {
+  const encoder = device.createCommandEncoder();
+  encoder.clearBuffer(buffers[index]);
+  device.queue.submit([encoder.finish()]);
+  const served = Object.getPrototypeOf(device) !== realm.GPUDevice.prototype;
+  buffers[index].destroy();
+  return [served, Object.getPrototypeOf(device) === realm.GPUDevice.prototype];
+});
+print(seen);
+"""
+    assert node(source) == [[True, True], [True, True]]
+
+
 def test_buffers_that_are_dropped_are_not_held() -> None:
     """Collected without destroy(): no longer in the books, and their native buffers are free to go."""
     source = """

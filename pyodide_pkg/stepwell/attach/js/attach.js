@@ -62,7 +62,7 @@ class Attachment {
     let layer = {};
     if (pooled) {
       this.#makeKeeper = keeper ?? (() => new Keeper({ policy: policy ?? "adaptive", budget, options }));
-      if (keeper === undefined) this.#makeKeeper(); // a name that is wrong is an error now
+      if (!keeper) this.#makeKeeper(); // a name that is wrong is an error now
       this.#idle = new Idle(
         { setTimeout: (...args) => timers.setTimeout(...args), clearTimeout: (id) => timers.clearTimeout(id) },
         {

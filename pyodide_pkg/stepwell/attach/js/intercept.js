@@ -173,9 +173,10 @@ function firstDead(commandBuffers) {
 }
 
 function writeBuffer(below) {
-  return function (...args) {
-    const lease = leaseOf(args[0]);
-    if (lease === null) return below.apply(this, args);
+  return function (buffer) {
+    const lease = leaseOf(buffer);
+    if (lease === null) return below.apply(this, arguments);
+    const args = [...arguments];
     args[0] = nativeOf(lease);
     lease.pool.writing(lease, this, args[1], bytesWritten(args), () => below.apply(this, args));
   };

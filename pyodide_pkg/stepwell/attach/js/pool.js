@@ -163,7 +163,7 @@ export class DevicePool {
       onVacant();
       this.#close();
     };
-    if (this.leases === 0 || this.#state === "lost") this.#onVacant();
+    if (this.leases === 0) this.#onVacant();
   }
 
   /** The device is lost or destroyed, and all of its buffers with it. */
@@ -174,7 +174,6 @@ export class DevicePool {
     this.#state = "lost";
     for (const id of this.#live) this.#ask("forget", id);
     this.#live.clear();
-    this.#onVacant?.();
     this.#close();
   }
 
