@@ -5,10 +5,11 @@ import { poolLayer } from "./intercept.js";
 import { Keeper } from "./keeper.js";
 import { AttachError, Natives } from "./natives.js";
 import { DevicePool } from "./pool.js";
+import { Recorder } from "./recorder.js";
 import { Shims } from "./shims.js";
 
 const MAP_MODE_READ = 1;
-const OPTIONS = ["target", "policy", "budget", "zero", "record", "options", "keeper", "runtime", "timers"];
+const OPTIONS = ["target", "policy", "budget", "zero", "record", "options", "keeper", "runtime", "limit", "timers"];
 
 let current = null; // the attachment of this realm
 const caretaker = new Caretaker();
@@ -27,6 +28,7 @@ const poolOfQueue = (queue) => queues.get(queue) ?? null;
  * @param {object} [choices.options] of the policy
  * @param {() => object} [choices.keeper] makes what decides for a device, in place of keeper.js
  * @param {string} [choices.runtime] what is recorded: a label
+ * @param {number} [choices.limit] events that are kept of it (two million)
  * @param {object} [choices.timers] {setTimeout, clearTimeout}
  * @returns {Attachment}
  */
@@ -46,6 +48,8 @@ class Attachment {
   #pools = []; // WeakRefs of these: a device that the application drops goes
   #idle = null;
   #boundaries;
+  #recorder = null;
+  #pooled = null; // how: for the trace
 
   constructor(choices) {
     const { target, policy, budget, zero = "always", record = false, options = {}, keeper } = checked(choices);
@@ -57,7 +61,7 @@ class Attachment {
       throw new AttachError("target is a GPUDevice, or for all devices a window, navigator.gpu or GPUDevice.prototype.");
     }
     this.#zero = zero;
-    this.#boundaries = new Boundaries((cause, name) => this.#onBoundary(cause, name));
+    this.#boundaries = new Boundaries((cause) => this.#onBoundary(cause));
     const pooled = (policy ?? keeper ?? null) !== null || !record;
     let layer = {};
     if (pooled) {
@@ -79,7 +83,12 @@ class Attachment {
         onSubmit: () => this.#idle.wake(),
       });
     }
-    this.#shims = new Shims(this.#natives, layer, [boundaryHooks(this.#boundaries)]);
+    if (pooled) this.#pooled = { policy: policy ?? (keeper ? "own" : "adaptive"), options, budget, zero };
+    if (record) {
+      this.#recorder = new Recorder({ methods: this.#natives.methods, runtime: choices.runtime, limit: choices.limit });
+    }
+    const observers = [this.#recorder, boundaryHooks(this.#boundaries)].filter(Boolean);
+    this.#shims = new Shims(this.#natives, layer, observers);
     this.#begin();
   }
 
@@ -91,6 +100,26 @@ class Attachment {
   /** What the pools did, by device. */
   stats() {
     return { devices: this.#each().map((pool) => pool.stats()) };
+  }
+
+  /** What was recorded, for `python -m stepwell.memory what-if`, with `metadata`. Null if nothing is recorded. */
+  trace(metadata = {}) {
+    return this.#recorder && this.#recorder.trace(this.#pooled ? { pool: this.#pooled, ...metadata } : metadata);
+  }
+
+  /** What a token does, what is live, whether a pool would help (summary.js). */
+  summary() {
+    return this.#recorder && this.#recorder.summary();
+  }
+
+  /** Every event as text: "lines" of JSON, or "chrome" for its trace viewer. */
+  events(format) {
+    return this.#recorder && this.#recorder.events(format);
+  }
+
+  /** Time what creating a buffer costs here, for trace and summary: some seconds, when the GPU is idle. */
+  async measureCosts() {
+    return this.#recorder && (await this.#recorder.measureCosts());
   }
 
   /** WebGPU is the browser's again; what is free is destroyed now, what lives when the application destroys it. */
@@ -139,7 +168,8 @@ class Attachment {
     return pool;
   }
 
-  #onBoundary() {
+  #onBoundary(cause) {
+    this.#recorder?.boundary(cause);
     for (const pool of this.#each()) pool.beginRun();
   }
 }
@@ -151,6 +181,9 @@ function checked(choices) {
   }
   if (!["always", "never", undefined].includes(choices.zero)) {
     throw new AttachError(`zero is "always" or "never", not ${JSON.stringify(choices.zero)}.`);
+  }
+  if (choices.limit !== undefined && !(choices.limit >= 1)) {
+    throw new AttachError(`limit is a number of events, 1 or more, not ${choices.limit}.`);
   }
   return choices;
 }
