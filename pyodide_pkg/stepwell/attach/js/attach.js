@@ -117,9 +117,9 @@ class Attachment {
     return this.#recorder && this.#recorder.events(format);
   }
 
-  /** Time what creating a buffer costs here, for trace and summary: some seconds, when the GPU is idle. */
-  async measureCosts() {
-    return this.#recorder && (await this.#recorder.measureCosts());
+  /** Time what creating a buffer costs here, for trace and summary: about 3 s (`mostMs`), when the GPU is idle. */
+  async measureCosts(choices = {}) {
+    return this.#recorder && (await this.#recorder.measureCosts(choices));
   }
 
   /** WebGPU is the browser's again; what is free is destroyed now, what lives when the application destroys it. */
