@@ -32,6 +32,7 @@ from stepwell.memory.traces import (
     read_trace,
     write_trace,
 )
+from stepwell.memory.what_if import recorded_setting
 
 HEADER = 'stepwell-trace 1 {"model": "tiny"}\n'
 EVENTS: list[Event] = [
@@ -211,6 +212,26 @@ def test_recorder_sees_what_the_pool_is_asked() -> None:
         (ACQUIRE, 2, Request(100, Role.KV, 3)),
         (RELEASE, 0, NOTHING),
     ]
+
+
+def test_the_policy_is_in_the_metadata_unless_it_changed(tmp_path: Path) -> None:
+    path = tmp_path / "a.trace"
+    pool = BufferPool(FakeDevice(), "bucket")
+    recorder = TraceRecorder(pool)
+    recorder.save(path)
+    assert read_metadata(path) == {"policy": "bucket", "options": {}}
+    pool.set_policy("bucket", era="C", limits={4096: 7, 8192: 2})
+    recorder.save(path, {"model": "tiny"})
+    assert read_metadata(path) == {"model": "tiny"}
+    again = TraceRecorder(pool)
+    again.save(path, {"options": {"era": "A"}})
+    assert read_metadata(path) == {"policy": "bucket", "options": {"era": "A"}}
+    again.save(path)
+    assert read_metadata(path)["options"] == {"era": "C", "limits": "4096:7, 8192:2"}
+    assert recorded_setting(read_metadata(path), None)[0].make().size_class(Request(4097, Role.KV)) == 8192
+    pool.set_policy(make_policy("pow2"))
+    TraceRecorder(pool).save(path)
+    assert read_metadata(path) == {}
 
 
 def test_a_lost_device_ends_the_leases_it_held() -> None:

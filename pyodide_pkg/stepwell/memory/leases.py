@@ -1,6 +1,6 @@
 """Leases: who has which buffer.  The part of ``BufferPool`` that every acquire and release goes through."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from stepwell.errors import BudgetExceeded, DeviceLost, PolicyError, PoolError, StaleBuffer
 from stepwell.gpu.device import Device
@@ -13,6 +13,7 @@ from stepwell.memory.policies import make_policy
 from stepwell.memory.policies.base import Policy, Request, round_up
 from stepwell.memory.policies.disabled import Disabled
 from stepwell.memory.policies.lazy_release import LazyRelease
+from stepwell.memory.policies.options import OptionValue
 from stepwell.memory.policies.simple import Simple
 from stepwell.memory.slots import Route, Slot
 
@@ -32,6 +33,8 @@ class Leases(Figures):
         self.inventory = inventory = Inventory(device)
         self.ledger = inventory.ledger
         self.policy = make_policy(policy) if isinstance(policy, str) else policy
+        # the policy's name and options, where it has a name
+        self.chosen: tuple[str, Mapping[str, OptionValue]] | None = (policy, {}) if isinstance(policy, str) else None
         self.budget = budget
         self._fixed: dict[Role, Policy] = {
             Role.WEIGHTS: LazyRelease(),

@@ -178,6 +178,7 @@ class BufferPool(Leases):
         new = make_policy(policy, **options) if isinstance(policy, str) else policy
         if new is self.policy:
             return
+        self.chosen = (policy, options) if isinstance(policy, str) else None
         old, self.policy = self.policy, new
         self._set_routes()
         self._retire(old.drain(), Eviction.POLICY, old)

@@ -30,6 +30,7 @@ from stepwell.errors import BadTrace
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.ledger import Eviction
 from stepwell.memory.policies.base import Request
+from stepwell.memory.policies.options import OptionValue
 from stepwell.memory.pool import BufferPool
 
 VERSION = 1
@@ -204,11 +205,13 @@ class TraceRecorder:
     """Watches a live pool (an ``Observer``) and keeps its events, from the buffers that are leased now on.
 
     A run's position is its number, from 1, and it begins with a flush, as the pool's does.  Buffers of every role are
-    recorded: a trace is of the program, not of one policy.  Leases that die with their device end there.
+    recorded: a trace is of the program, not of one policy.  Leases that die with their device end there.  The metadata
+    has the pool's policy, if it was the same from beginning to end.
     """
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
+        self._chosen = pool.chosen
         self._numbers: dict[int, int] = {}  # buffer id → the number of its lease
         self._count = 0
         self._runs = 0
@@ -223,13 +226,21 @@ class TraceRecorder:
 
     def save(self, path: Path, metadata: Mapping[str, object] | None = None) -> int:
         """Write what was recorded so far; returns how many events that is."""
-        return write_trace(path, self.events, metadata)
+        return write_trace(path, self.events, self._about(metadata))
 
     def text(self, metadata: Mapping[str, object] | None = None) -> str:
         """The same as the text of a file."""
         file = StringIO()
-        _write(file, self.events, metadata)
+        _write(file, self.events, self._about(metadata))
         return file.getvalue()
+
+    def _about(self, metadata: Mapping[str, object] | None) -> dict[str, object]:
+        if self._chosen is None or self._chosen != self._pool.chosen:
+            return dict(metadata or {})
+        name, options = self._chosen
+        return {"policy": name, "options": {key: _option_text(value) for key, value in options.items()}} | dict(
+            metadata or {}
+        )
 
     def acquired(self, buffer: Buffer) -> None:
         self._numbers[buffer.id] = self._count
@@ -256,6 +267,13 @@ class TraceRecorder:
         if what == "lost":
             self.events += [(RELEASE, number, NOTHING) for number in self._numbers.values()]
             self._numbers.clear()
+
+
+def _option_text(value: OptionValue) -> str:
+    """As a form or a command line has it, and ``what_if`` reads it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{size}:{count}" for size, count in value.items())
+    return str(value)
 
 
 def _parse_header(line: str) -> dict[str, object]:

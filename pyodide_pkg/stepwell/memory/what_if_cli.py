@@ -27,6 +27,7 @@ from stepwell.memory.what_if import (
     survey,
     try_setting,
 )
+from stepwell.memory.what_if_words import NO_POOL
 from stepwell.memory.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ Record a trace from a live pool, run the model, and save it; the metadata is opt
 "policy" and "options" are what it was recorded under, "create_us" and "create_us_per_mib" what creating a buffer took
 there. Without them the baseline is bucket (ONNX Runtime's pool), and a create is assumed to take {CREATE_US:g} us and
 {CREATE_US_PER_MIB:g} us per MiB, as measured on an H200. Either can be given here instead.
+
+A trace that stepwell.attach recorded is of a runtime without this pool: what is compared is no pool with one under it,
+which keeps sizes as they are, and the answer is a line of JavaScript. measureCosts() of the attachment puts the costs
+into the trace.
 
 creates and MiB are means over all tokens, as simulate prints them. later, most creates, ms and ms saved leave out the
 first two tokens, which fill the pool under every policy. A run without KV is called a run instead of a token.
@@ -84,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
     metadata = {} if options.workload in WORKLOADS else read_metadata(Path(options.workload))
     costs = recorded_costs(metadata, options.create_us, options.create_us_per_mib)
     baseline, baseline_from = recorded_setting(metadata, options.baseline)
-    found = survey(events)
+    found = survey(events, metadata)
     outcomes = _try_all(options, costs, found, baseline, budget)
     answer = compare(found, outcomes[1:], outcomes[0], baseline_from, costs, budget)
     sys.stdout.write(text(answer))
@@ -101,7 +106,7 @@ def _try_all(
     options: argparse.Namespace, costs: Costs, found: Survey, baseline: Setting, budget: int | None
 ) -> list[Outcome]:
     """The baseline's outcome without a budget, and those of all settings in their order."""
-    tasks: list[_Task] = [(baseline, None), *((setting, budget) for setting in settings())]
+    tasks: list[_Task] = [(baseline, None), *((setting, budget) for setting in settings(found.attached))]
     outcomes: dict[int, Outcome] = {}
     for count, (index, outcome) in enumerate(
         spread(partial(_try, options, costs, found.unit), list(enumerate(tasks)), options.jobs), 1
@@ -124,13 +129,16 @@ def text(answer: WhatIf) -> str:
         parts.append(align(_rows(answer)))
     if answer["over_budget"]:
         parts.append(f"Over the budget and left out: {', '.join(answer['over_budget'])}.")
+    under = f"Under {baseline['label']}" if baseline["label"] != NO_POOL else "Without a pool"
     if baseline["hurting"]:
-        lines = [f"Under {baseline['label']}:", *(f"- {row['why']}" for row in baseline["hurting"])]
+        lines = [f"{under}:", *(f"- {row['why']}" for row in baseline["hurting"])]
         parts.append("\n".join(lines))
     else:
-        parts.append(f"Under {baseline['label']} no size class creates its buffers again and again.")
+        parts.append(f"{under} no size class creates its buffers again and again.")
     best = next((found for found in answer["settings"] if found["label"] == answer["recommended"]), None)
-    if best is not None:
+    if answer["code"] is not None:
+        parts.append(f"Recommended: {answer['code']}")
+    elif best is not None:
         options = "".join(f" --option {name}={value!r}" for name, value in best["options"].items())
         parts.append(f"Recommended: --policy {best['policy']}{options}")
     return "\n\n".join(parts) + "\n"
