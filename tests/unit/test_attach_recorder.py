@@ -368,10 +368,29 @@ def test_measuring_without_memory_or_device_says_so() -> None:
         return [...said, device.scopes];
     """)
     assert messages == [
-        "measureCosts: no buffer was created on a device that is still there.",
+        "measureCosts: the recorded device is gone, and there is no adapter for another one.",
         "no buffers of 262144, 1048576 B could be created: the GPU is out of memory.",
         0,
     ]
+
+
+def test_costs_of_a_runtime_that_let_go_of_its_device_are_measured_on_another() -> None:
+    costs, destroyed, creates = in_node("""
+        const { recorder, methods } = watched();
+        const device = new GPUDevice();
+        device.createBuffer({ size: 1 << 20, usage: STORAGE });
+        device.destroy();
+        const other = new GPUDevice();
+        const gpu = { requestAdapter: async () => ({ requestDevice: async () => other }) };
+        Object.defineProperty(globalThis, "navigator", { value: { gpu }, configurable: true });
+        let destroyed = false;
+        other.lost.then(() => (destroyed = true));
+        const costs = await recorder.measureCosts({ methods, now });
+        await null;
+        return [costs, destroyed, recorder.summary().totals.creates];
+    """)
+    assert costs["create_us"] == pytest.approx(104, abs=0.2)
+    assert (destroyed, creates) == (True, 1)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ def recorded_costs(metadata: Mapping[str, object], create_us: float | None, per_
         # one that is not recorded is no cost of its own: what was measured includes it
         create_us, per_mib_us = found["create_us"] or 0.0, found["create_us_per_mib"] or 0.0
     else:
-        source = "assumed, as measured on an H200; --create-us and --create-us-per-mib set yours"
+        how = "measureCosts() records" if is_attached(metadata) else "--create-us and --create-us-per-mib set"
+        source = f"assumed, as measured on an H200; {how} yours"
     return Costs(
         CREATE_US if create_us is None else create_us,
         CREATE_US_PER_MIB if per_mib_us is None else per_mib_us,

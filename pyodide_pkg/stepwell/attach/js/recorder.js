@@ -44,16 +44,27 @@ export class Recorder {
   }
 
   /**
-   * Time what creating buffers of the recorded sizes takes on the recorded device, some seconds, best when it is idle.
-   * Trace and summary have it from then on.
+   * Time what creating buffers of the recorded sizes takes, some seconds, best when the GPU is idle: on the recorded
+   * device, or where that is gone (a runtime that released its last session) on a new one. Trace and summary have it
+   * from then on.
    */
   async measureCosts(options = {}) {
-    const device = this.#recording.devices.find(({ gone }) => !gone)?.device;
-    if (device === undefined) throw new Error("measureCosts: no buffer was created on a device that is still there.");
-    const sizes = costSizes(this.#recording);
-    this.#recording.costs = await measureCreates(device, sizes, { methods: this.#methods, ...options });
+    const recorded = this.#recording.devices.find(({ gone }) => !gone)?.device;
+    const device = recorded ?? (await newDevice());
+    try {
+      const sizes = costSizes(this.#recording);
+      this.#recording.costs = await measureCreates(device, sizes, { methods: this.#methods, ...options });
+    } finally {
+      if (recorded === undefined) device.destroy();
+    }
     return this.#recording.costs;
   }
+}
+
+async function newDevice() {
+  const adapter = await globalThis.navigator?.gpu?.requestAdapter();
+  if (!adapter) throw new Error("measureCosts: the recorded device is gone, and there is no adapter for another one.");
+  return adapter.requestDevice();
 }
 
 /** Functions by "Interface.method", for `shims.js` to call before and after the real ones. */
