@@ -1,5 +1,5 @@
 /* A fake of WebGPU that does nothing but count, and a program on it: 64 growing KV tensors as a runtime runs them. A
-   classic script, for Node: joined behind the modules under test (see tests/unit/test_attach_recorder.py). */
+   classic script, for Node: joined behind the modules under test (see tests/unit/test_recorder_in_node.py). */
 class GPUBuffer {
   constructor(device, { size, usage, label = "" }) {
     Object.assign(this, { device, size, usage, label, mapState: "unmapped" });
