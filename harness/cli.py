@@ -1,4 +1,4 @@
-"""The command line: ``site``, ``serve``, ``run``, ``demo``, ``compare``, ``ablate``, ``attach``.
+"""The command line: ``site``, ``serve``, ``run``, ``demo``, ``compare``, ``ablate``, ``attach``, ``attach-cost``.
 
 Exit codes: 0 done; 1 the run failed; 2 something on this machine is missing, or an option is wrong.
 """
@@ -269,3 +269,4 @@ def run_demo(
 app.command(name="compare")(cli_arms.run_compare)
 app.command(name="ablate")(cli_arms.run_ablate)
 app.command(name="attach")(cli_attach.run_attach)
+app.command(name="attach-cost")(cli_arms.run_attach_cost)

@@ -1,4 +1,4 @@
-"""The commands that run several arms in turns in one browser: ``compare`` and ``ablate``."""
+"""The commands that run several arms in turns in one browser: ``compare``, ``ablate`` and ``attach-cost``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from harness import ablate, ablate_report, cli_page, compare, demo, report
+from harness import ablate, ablate_report, attach_cost, cli_page, compare, demo, report
 from harness import record as records
-from harness.browser import Profile
+from harness.browser import Profile, open_browser
 from harness.cli_page import (
     BrowserOption,
     BudgetOption,
@@ -27,6 +27,8 @@ from harness.errors import RunError
 from harness.record import Record
 from harness.run import PageRunner
 from harness.scenario import Kv, Scenario
+from harness.server import SiteServer
+from harness.site import load_site
 
 RoundsOption = Annotated[int, typer.Option(min=1, help="How often each arm runs.")]
 
@@ -118,6 +120,24 @@ def run_ablate(
     if differing := [row for row in found.rows if not row.bit_identical]:
         raise RunError("; ".join(f"{row.arm.name}: {row.difference}" for row in differing), "Divergence")
     console.print(f"[green]✓[/] {escape(ablate_report.identical(found))}", highlight=False)
+
+
+def run_attach_cost(
+    rounds: RoundsOption = 9,
+    profile: ProfileOption = Profile.SOFTWARE,
+    flag: FlagOption = None,
+    browser: BrowserOption = None,
+    built: BuiltOption = None,
+) -> None:
+    """Time createBuffer and destroy: the browser's own, and attached with every buffer a reused one."""
+    site = load_site(built) if built else cli_page.build_with_progress(with_model=False)
+    with (
+        SiteServer(site.root) as server,
+        open_browser(profile, flag or [], choice=browser) as (started, _),
+        console.status("starting the page") as status,
+    ):
+        arms = attach_cost.measure(started, server.url, rounds, lambda text: status.update(escape(text)))
+    console.print(attach_cost.table(arms))
 
 
 def quietly(runner: PageRunner) -> "ablate.Run":

@@ -2,6 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from stepwell.attach import attach
 from stepwell.gpu import open_device
 from stepwell.gpu.device import Binding, BindingType, BufferUsage
 from stepwell.memory.buffer import Buffer, Role
@@ -12,4 +13,14 @@ try:
 except PackageNotFoundError:  # run from a source tree that was not installed
     __version__ = "0+unknown"
 
-__all__ = ["Binding", "BindingType", "Buffer", "BufferPool", "BufferUsage", "Role", "__version__", "open_device"]
+__all__ = [
+    "Binding",
+    "BindingType",
+    "Buffer",
+    "BufferPool",
+    "BufferUsage",
+    "Role",
+    "__version__",
+    "attach",
+    "open_device",
+]

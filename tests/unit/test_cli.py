@@ -21,7 +21,7 @@ from tests.run_records import make_record, with_kernels
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
 
 
-@pytest.mark.parametrize("command", ["site", "serve", "run", "demo", "compare", "ablate", "setup"])
+@pytest.mark.parametrize("command", ["site", "serve", "run", "demo", "compare", "ablate", "attach-cost", "setup"])
 def test_every_command_has_help(command: str) -> None:
     shown = runner.invoke(cli.app, [command, "--help"])
     assert shown.exit_code == 0

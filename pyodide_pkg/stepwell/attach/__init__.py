@@ -1,1 +1,38 @@
 """The pool under somebody else's WebGPU runtime: shims in JavaScript (``js/``), decisions by the pool's policies."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stepwell.errors import NoWebGPU
+from stepwell.memory.policies.base import Policy
+from stepwell.memory.policies.options import OptionValue
+
+if TYPE_CHECKING:
+    from stepwell.attach.attachment import Attachment
+
+
+def attach(
+    target: Any = None,
+    *,
+    record: bool = False,
+    policy: str | Callable[[], Policy] | None = None,
+    budget: int | None = None,
+    zero: str = "always",
+    runtime: str = "",
+    **options: OptionValue,
+) -> "Attachment":
+    """Put the pool under the WebGPU runtimes of this page or worker, or record what they do, or both.
+
+    ``target``: a ``GPUDevice``, else every device of the realm that Pyodide runs in, from now on.  ``policy``: one of
+    ``keeper.POLICY_NAMES`` with its ``options``, or a callable that makes a Policy object; by default ``adaptive``, or
+    no pool when ``record`` is on.  ``budget``: bytes that each device's pool may reserve.  ``zero``: whether buffers
+    are cleared before they serve again, ``always`` or, if the runtime reads nothing that it has not written, ``never``.
+    ``runtime``: a name for the trace.
+
+    BadRequest for what is not allowed, and when something is attached already; NoWebGPU outside of a browser.
+    """
+    try:
+        from stepwell.attach.attachment import Attachment
+    except ImportError:
+        raise NoWebGPU("No browser here: attach() needs Pyodide. Without it, load stepwell-attach.js.") from None
+    return Attachment(target, record=record, policy=policy, budget=budget, zero=zero, runtime=runtime, options=options)

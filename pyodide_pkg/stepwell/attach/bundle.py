@@ -8,7 +8,6 @@ imported.  That works for a plain subset of ES modules, which is checked: named 
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from posixpath import dirname, join, normpath
@@ -59,11 +58,9 @@ def script() -> str:
     """A classic script that sets ``globalThis.stepwell``, unless it is set already: the first one loaded counts."""
     folder = files("stepwell.attach").joinpath("js")
     sources = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in _names(folder)}
-    try:
-        number = version("stepwell")
-    except PackageNotFoundError:  # run from a source tree that was not installed
-        number = "0+unknown"
-    return join_modules(sources, MODULES, number)
+    from stepwell import __version__
+
+    return join_modules(sources, MODULES, __version__)
 
 
 def join_modules(sources: Mapping[str, str], order: Sequence[str], number: str) -> str:

@@ -1,4 +1,4 @@
-"""The seam to WebGPU.  Only this folder may import ``js`` or ``pyodide``."""
+"""The seam to WebGPU.  Only this folder and ``attach/`` may import ``js`` or ``pyodide``."""
 
 from collections.abc import Mapping, Sequence
 
