@@ -8,6 +8,7 @@ from rich.table import Table
 
 from harness.ablate import MAIN, RESAMPLES, Found, Ratio, Row
 from harness.record import Record
+from harness.scenario import KvType
 from harness.summary import adapter_name, is_software, plain_table
 from stepwell.launch.options import Params
 
@@ -25,7 +26,7 @@ def table(found: Found) -> Table:
     """The rows for people."""
     plan = found.plan
     shown = plain_table(
-        f"{_model(found)}, {plan.base.kv} KV: {_count(len(found.rounds), 'round')} of {plan.tokens} tokens",
+        f"{_model(found)}, {_kv(found)} KV: {_count(len(found.rounds), 'round')} of {plan.tokens} tokens",
         f"per token, without the first {plan.skip} and the last {plan.lag} of a run; bind: bind groups created; vs: "
         f"how many times as fast, median of the rounds' ratios; 95 %: the interval of that to {MAIN}",
     )
@@ -81,6 +82,7 @@ def as_json(found: Found) -> dict[str, Any]:
         "prompt": plan.base.prompt,
         "prompt_tokens": len(found.reference["prompt_ids"]),
         "kv": str(plan.base.kv),
+        "kv_type": str(plan.base.kv_type),
         "policy": plan.base.policy,
         "tokens": plan.tokens,
         "warm_up": plan.skip,
@@ -129,14 +131,14 @@ def markdown(found: Found) -> str:
     kind = "software adapter: its times are those of a CPU" if is_software(found.reference) else "hardware adapter"
     columns = ("arm", *_COUNTS, "encode ms", "tokens/s", f"vs {MAIN} [95 %]", "vs arm before [95 %]", "bit-identical")
     lines = [
-        f"# Ablation of the launch path: {_model(found)}, {plan.base.kv} KV, {adapter_name(found.reference)}",
+        f"# Ablation of the launch path: {_model(found)}, {_kv(found)} KV, {adapter_name(found.reference)}",
         "",
         f"- {adapter_name(found.reference)} ({kind}); {environment['browser']}; timer of "
         f"{environment['timer_resolution_us']:g} µs; Pyodide {environment['pyodide']}; stepwell "
         f"{environment['stepwell']}",
         f"- browser flags: `{' '.join(environment['flags']) or 'none'}`",
         f"- {_model(found)} (sha256 {found.reference['scenario']['sha256'] or 'unknown'}); prompt of "
-        f"{len(found.reference['prompt_ids'])} tokens, {plan.tokens} generated greedily, {plan.base.kv} KV, policy "
+        f"{len(found.reference['prompt_ids'])} tokens, {plan.tokens} generated greedily, {_kv(found)} KV, policy "
         f"{plan.base.policy}",
         f"- {_count(len(found.rounds), 'round')}, arms in turns in one page; per token, without the first {plan.skip} "
         f"and the last {plan.lag} of a run; times are means of {plan.lag} consecutive tokens; ratios: median over "
@@ -155,9 +157,10 @@ def markdown(found: Found) -> str:
 def command(found: Found) -> str:
     """The command line that measures the same again, without the options that choose a browser."""
     plan = found.plan
+    kind = f" --kv-type {plan.base.kv_type}" if plan.base.kv_type is not KvType.F32 else ""
     return (
         f"python -m harness ablate --model {plan.base.model} --tokens {plan.tokens} --rounds {plan.rounds} "
-        f"--kv {plan.base.kv} --policy {plan.base.policy} --warm-up {plan.skip}"
+        f"--kv {plan.base.kv}{kind} --policy {plan.base.policy} --warm-up {plan.skip}"
     )
 
 
@@ -183,6 +186,11 @@ def _refused(launch: dict[str, Any]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _kv(found: Found) -> str:
+    base = found.plan.base
+    return str(base.kv) if base.kv_type is KvType.F32 else f"{base.kv} {base.kv_type}"
 
 
 def _model(found: Found) -> str:

@@ -21,6 +21,7 @@ from harness.cli_page import (
     FromOption,
     HardOption,
     HeadedOption,
+    KvTypeOption,
     ModelOption,
     PolicyOption,
     Printer,
@@ -105,9 +106,7 @@ def run(
     kv: Annotated[
         Kv, typer.Option(help="Grow the KV cache by a new buffer per step, or allocate it once.")
     ] = Kv.STATIC,
-    kv_type: Annotated[
-        KvType, typer.Option(help="What K and V are stored in; f16 is half the bytes. Kernels compute in f32.")
-    ] = KvType.F32,
+    kv_type: KvTypeOption = KvType.F32,
     ban_eos: Annotated[bool, typer.Option("--ban-eos", help="Never choose an end-of-sequence token.")] = False,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Treat end-of-sequence tokens like any other.")

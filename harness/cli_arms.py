@@ -16,6 +16,7 @@ from harness.cli_page import (
     FlagOption,
     HardOption,
     HeadedOption,
+    KvTypeOption,
     ModelOption,
     PolicyOption,
     ProfileOption,
@@ -26,7 +27,7 @@ from harness.cli_page import (
 from harness.errors import RunError
 from harness.record import Record
 from harness.run import PageRunner
-from harness.scenario import Kv, Scenario
+from harness.scenario import Kv, KvType, Scenario
 from harness.server import SiteServer
 from harness.site import load_site
 
@@ -80,6 +81,7 @@ def run_ablate(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per run.")] = 64,
     rounds: RoundsOption = 5,
     kv: Annotated[Kv, typer.Option(help="How the KV cache is kept.")] = Kv.STATIC,
+    kv_type: KvTypeOption = KvType.F32,
     policy: PolicyOption = "adaptive",
     prompt: Annotated[str, typer.Option(help="The prompt.")] = demo.QUESTION,
     raw: RawOption = False,
@@ -102,7 +104,8 @@ def run_ablate(
     [bold]--rounds[/] times in turns.
     """
     chosen = ablate.choose_arms(arms)
-    plan = ablate.Plan(chosen, tokens, rounds, Scenario(prompt, model, raw=raw, kv=kv, policy=policy), warm_up)
+    base = Scenario(prompt, model, raw=raw, kv=kv, kv_type=kv_type, policy=policy)
+    plan = ablate.Plan(chosen, tokens, rounds, base, warm_up)
     wanted = [plan.scenario(arm) for arm in plan.arms]
     with cli_page.open_page(profile, flag or [], browser, headed, timeout, built, *wanted) as (runner, status):
         found = ablate.run_plan(plan, quietly(runner), lambda text: status.update(escape(text)))

@@ -16,7 +16,7 @@ from harness.browser import FINE_GPU_CLOCK, VARIABLE, Profile, open_browser
 from harness.errors import SetupError
 from harness.record import Record
 from harness.run import PageRunner
-from harness.scenario import Scenario
+from harness.scenario import KvType, Scenario
 from harness.server import SiteServer
 from harness.site import Site, build_site, load_site
 
@@ -46,6 +46,9 @@ ModelOption = Annotated[
     str, typer.Option(help="A bundled model's id, the path of a .gguf file, or synthetic:NAME[:FORMAT].")
 ]
 RawOption = Annotated[bool, typer.Option("--raw", help="Take the prompt without the chat template.")]
+KvTypeOption = Annotated[
+    KvType, typer.Option(help="What K and V are stored in; f16 is half the bytes. Kernels compute in f32.")
+]
 PolicyOption = Annotated[str, typer.Option(help="The cache policy; an unknown name lists them.")]
 
 

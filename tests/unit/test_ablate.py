@@ -1,6 +1,7 @@
 """The ablation: the arms and their order, what is counted, the statistics, and what is said about the results."""
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from random import Random
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from harness import ablate, ablate_report, cli, cli_page
 from harness.ablate import Found, Plan, Ratio, choose_arms, median_interval
 from harness.errors import RunError, SetupError
-from harness.scenario import Kv, Scenario
+from harness.scenario import Kv, KvType, Scenario
 from stepwell.launch.options import ABLATION
 from tests.run_records import make_record
 from tests.unit.test_cli import FakePage, exit_code
@@ -240,6 +241,8 @@ def test_the_command_runs_checks_and_writes(tmp_path: Path, monkeypatch: pytest.
         "2",
         "--kv",
         "grow",
+        "--kv-type",
+        "f16",
         "--prompt",
         "Hi",
     ]
@@ -250,9 +253,13 @@ def test_the_command_runs_checks_and_writes(tmp_path: Path, monkeypatch: pytest.
     assert "2 arms gave the same 10 token ids in 3 runs each" in done.output
     assert "Software adapter" in done.output
     assert [scenario.digest for scenario in page.scenarios] == [True, True, False, False, False, False]
-    assert {(scenario.prompt, scenario.kv, scenario.eos) for scenario in page.scenarios} == {("Hi", Kv.GROW, "ban")}
-    assert json.loads(files["json"].read_text())["rounds"] == 2
-    assert files["markdown"].read_text().startswith("# Ablation of the launch path: tiny, grow KV, google swiftshader")
+    asked = Scenario("Hi", tokens=10, kv=Kv.GROW, kv_type=KvType.F16, eos="ban")
+    assert [replace(scenario, digest=False, launch={}) for scenario in page.scenarios] == [asked] * 6
+    data = json.loads(files["json"].read_text())
+    assert (data["rounds"], data["kv"], data["kv_type"]) == (2, "grow", "f16")
+    text = files["markdown"].read_text()
+    assert text.startswith("# Ablation of the launch path: tiny, grow f16 KV, google swiftshader")
+    assert "--kv grow --kv-type f16 --policy" in text
 
 
 def test_an_arm_that_differs_fails_and_is_still_written(
