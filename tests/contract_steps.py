@@ -175,27 +175,32 @@ async def check_params_writes_what_the_mask_selects(open_device: OpenDevice) -> 
 
 
 async def check_dispatch_by_length(open_device: OpenDevice) -> None:
-    """x is length / unit, rounded up; for length 0 nothing runs."""
+    """x is length / unit, rounded up, and at most the bound; for length 0 nothing runs."""
 
     async def check(rig: Rig) -> None:
-        for length, unit, x in ((9, 4, 3), (8, 4, 2), (1, 64, 1), (5, 1, 5), (0, 4, 0)):
+        cases: list[tuple[int, int, int, tuple[int, ...]]] = [
+            (9, 4, 3, ()), (8, 4, 2, ()), (1, 64, 1, ()), (5, 1, 5, ()), (0, 4, 0, ()),
+            (9, 4, 2, (2,)), (9, 4, 3, (3,)), (9, 4, 3, (4,)), (70_000, 1, 5, (5,)), (0, 4, 0, (2,)),
+        ]  # fmt: skip
+        for length, unit, x, most in cases:
             rig.device.write_buffer(rig.y, 0, bytes(SHOWN))
             program = Program()
             program.scalars(0, 1, length)
             rig.begin(program)
-            program.dispatch_by_length(rig.pipeline, rig.group, unit, 2, 3)
+            program.dispatch_by_length(rig.pipeline, rig.group, unit, 2, 3, *most)
             program.end_pass()
             program.submit()
             rig.device.submit(program.words)
             shown = words(1000, 1, length, 0, x, 2, 3) if x else bytes(SHOWN)
-            assert await contents(rig.device, rig.y, 0, SHOWN) == shown, (length, unit)
-        broken = Program()
-        broken.scalars(0, 1, 1)
-        broken.begin_pass()
-        broken.dispatch_by_length(rig.pipeline, rig.group, 0, 1, 1)
-        broken.end_pass()
-        broken.submit()
-        await raises(UsageError, rig.device, lambda: rig.device.submit(broken.words))
+            assert await contents(rig.device, rig.y, 0, SHOWN) == shown, (length, unit, most)
+        for unit, most in ((0, 1), (1, 0)):
+            broken = Program()
+            broken.scalars(0, 1, 1)
+            broken.begin_pass()
+            broken.dispatch_by_length(rig.pipeline, rig.group, unit, 1, 1, most)
+            broken.end_pass()
+            broken.submit()
+            await raises(UsageError, rig.device, lambda words=broken.words: rig.device.submit(words))
 
     await on_each_rig(open_device, check)
 
@@ -250,7 +255,7 @@ async def check_structure_of_a_step(open_device: OpenDevice) -> None:
         [Op.COPY_OUT, a, 0, 4, Op.SUBMIT],
         [Op.BEGIN_PASS, Op.IMMEDIATES, Op.END_PASS, Op.SUBMIT],
         [*scalars, Op.IMMEDIATES],
-        [*scalars, Op.DISPATCH_BY_LENGTH, a, b, 1, 1, 1],
+        [*scalars, Op.DISPATCH_BY_LENGTH, a, b, 1, 1, 1, 1],
         [*scalars, Op.BEGIN_PASS, Op.COPY_PAST, a, b, 4, Op.END_PASS, Op.SUBMIT],
         [*scalars, Op.BEGIN_PASS, Op.COPY_OUT, a, 0, 4, Op.END_PASS, Op.SUBMIT],
         [*scalars, Op.COPY_PAST, a, b, 4],

@@ -6,8 +6,13 @@ import pytest
 
 from stepwell.errors import BadRequest
 from stepwell.gpu.device import DeviceInfo
+from stepwell.kernels.fused import FusedOps
+from stepwell.kernels.kv import KVTensors
+from stepwell.kernels.ops import Heads, Ops
 from stepwell.kernels.tuning import DOT4, Tuning, tuning_for
 from stepwell.launch.options import Kernels, LaunchOptions, Switch
+from stepwell.launch.recorder import ByLength, Launch, Recorder
+from stepwell.memory.buffer import Buffer, Role
 
 LIMITS = {"maxComputeInvocationsPerWorkgroup": 1024, "maxComputeWorkgroupStorageSize": 32768}
 
@@ -126,3 +131,20 @@ def test_a_path_does_not_change_what_is_of_the_adapter() -> None:
         assert decode(tuning_for(CPU, options)) == (4, 8, 8, 32, 32)
         assert decode(tuning_for(GPU, options)) == decode(tuning_for(GPU))
         assert tuning_for(GPU, options).workgroup_bytes == 32768
+
+
+@pytest.mark.parametrize(("kv_heads", "shares"), [(3, 64), (8, 32)])
+def test_attention_of_a_decode_step_has_no_workgroups_without_a_share(kv_heads: int, shares: int) -> None:
+    """However long the sequence is; the attention of other steps has one per chunk."""
+    tuning, heads = tuning_for(GPU), Heads(3 * kv_heads, kv_heads, 64, 64)
+    rec, buffer = Recorder(0), Buffer(1, 1 << 20, 1 << 20, Role.KV)
+    kv = KVTensors(buffer, buffer)
+    FusedOps(tuning).attention(rec, buffer, kv, buffer, buffer, heads, (1, 1))
+    Ops(tuning).attention(rec, buffer, kv, buffer, buffer, buffer, heads, rows=1, shape=(1, 1))
+    first, *rest = (launch.grid for launch in rec.finish().commands if isinstance(launch, Launch))
+    assert isinstance(first, ByLength)
+    chunk = tuning.decode_chunk
+    lengths = (1, chunk, chunk + 1, chunk * shares, chunk * shares + 1, 131_072)
+    assert [first.at(length) for length in lengths] == [(x, kv_heads, 1) for x in (1, 1, 2, shares, shares, shares)]
+    (other,) = (grid for grid in rest if isinstance(grid, ByLength))
+    assert other.at(131_072)[0] == 131_072 // tuning.attention_chunk

@@ -65,6 +65,9 @@ REFUSED: dict[str, tuple[Rule, str]] = {
     "a grid that is too wide": (lambda h: launch(SEED, h[a_], grid=(65_536, 1, 1)), "1 to 65,535"),
     "a grid that is too high": (lambda h: launch(SEED, h[a_], grid=(1, 1, 65_536)), "1 to 65,535"),
     "a grid that will be too wide": (lambda h: launch(SEED, h[a_], grid=ByLength(1, 1, 1)), r"grid \(70000, 1, 1\)"),
+    "a bound that is too wide": (
+        lambda h: launch(SEED, h[a_], grid=ByLength(1, 1, 1, 65_536)), r"grid \(65536, 1, 1\)",
+    ),
     "a copy that ends outside its source": (lambda h: Copy(h[a_], 8, h[big_], 0, 256), r"8 \+ 256 B of buffer"),
     "a copy that ends outside its target": (lambda h: Copy(h[big_], 0, h[a_], 4, 256), r"4 \+ 256 B of buffer"),
     "a copy of odd bytes": (lambda h: Copy(h[a_], 0, h[b_], 0, 6), "multiples of 4"),
@@ -107,6 +110,7 @@ def test_sound_traces_pass(mode: Params) -> None:
     for good in (
         launch(SEED, a.id),
         launch(SUM, a.id, b.id, grid=ByLength(2, 65_535, 65_535)),
+        launch(SUM, a.id, b.id, grid=ByLength(1, 1, 1, 65_535)),  # bounded where the length goes beyond
         launch(MIX, Binding(big.id, 512), b.id),
         launch(APPEND, Binding(big.id, 0, 256), Binding(big.id, 256)),
         launch(LAST, a.id, a.id, b.id),

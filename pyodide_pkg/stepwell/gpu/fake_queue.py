@@ -30,7 +30,7 @@ _OPERANDS: Mapping[int, int] = {
     Op.SCALARS: 5,
     Op.IMMEDIATES: 0,
     Op.PARAMS: 3,
-    Op.DISPATCH_BY_LENGTH: 5,
+    Op.DISPATCH_BY_LENGTH: 6,
     Op.COPY_PAST: 3,
     Op.COPY_OUT: 3,
 }
@@ -152,10 +152,10 @@ class FakeQueue:
             first = [] if immediates is None else [immediates]
             self.recorded.append(lambda: kernel([*first, *group.views()], (x, y, z)))
 
-    def _dispatch_by_length(self, pipeline: int, group: int, unit: int, y: int, z: int) -> None:
-        if not unit:
-            raise UsageError("DISPATCH_BY_LENGTH of unit 0.")
-        self._dispatch(pipeline, group, -(-self.length // unit), y, z)
+    def _dispatch_by_length(self, pipeline: int, group: int, unit: int, y: int, z: int, most: int) -> None:
+        if not unit or not most:
+            raise UsageError(f"DISPATCH_BY_LENGTH of unit {unit}, at most {most}.")
+        self._dispatch(pipeline, group, min(-(-self.length // unit), most), y, z)
 
     # ---- copies -----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@
 
 const [BEGIN_PASS, END_PASS, DISPATCH, COPY, CLEAR, WRITE, SUBMIT] = [1, 2, 3, 4, 5, 6, 7];
 const [SCALARS, IMMEDIATES, PARAMS, DISPATCH_BY_LENGTH, COPY_PAST, COPY_OUT] = [8, 9, 10, 11, 12, 13];
-const SIZES = [0, 1, 1, 6, 6, 4, 4, 1, 6, 1, 4, 6, 4, 4]; // words per instruction, the opcode included
+const SIZES = [0, 1, 1, 6, 6, 4, 4, 1, 6, 1, 4, 7, 4, 4]; // words per instruction, the opcode included
 const STAGING = 5; // the word of the staging buffer: SCALARS is the first instruction
 const MASK_BITS = 15; // position, rows, length, draw
 
@@ -32,7 +32,7 @@ function resolve(w, count, objects, tables) {
     if (op === SCALARS ? i : op > SCALARS && w[0] !== SCALARS) throw wrong(i, `SCALARS must come first (opcode ${op})`);
     switch (op) {
       case DISPATCH_BY_LENGTH:
-        if (!w[i + 3]) throw wrong(i, "DISPATCH_BY_LENGTH of unit 0");
+        if (!w[i + 3] || !w[i + 6]) throw wrong(i, `DISPATCH_BY_LENGTH of unit ${w[i + 3]}, at most ${w[i + 6]}`);
       // falls through
       case DISPATCH:
         objects[i + 1] = tables.pipeline(w[i + 1]).pipeline;
@@ -98,8 +98,8 @@ function execute(device, w, count, objects, profile) {
         const pipeline = objects[i + 1];
         if (pipeline !== bound) pass.setPipeline(bound = pipeline);
         pass.setBindGroup(0, objects[i + 2]);
-        pass.dispatchWorkgroups(Math.ceil(length / w[i + 3]), w[i + 4], w[i + 5]);
-        i += 6;
+        pass.dispatchWorkgroups(Math.min(Math.ceil(length / w[i + 3]), w[i + 6]), w[i + 4], w[i + 5]);
+        i += 7;
         break;
       }
       case IMMEDIATES:

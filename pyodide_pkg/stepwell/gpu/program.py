@@ -13,7 +13,7 @@ sizes are bytes.  ``executor.js`` and ``FakeDevice`` interpret the same words, s
     SCALARS    position, rows, length, draw, staging       the step's own numbers; first of all, or missing
     IMMEDIATES                                             the step block as the pass's immediates; needs an open pass
     PARAMS     buffer, offset, mask                        queue.writeBuffer of the step block, like WRITE
-    DISPATCH_BY_LENGTH  pipeline, bind group, unit, y, z   DISPATCH with x = length / unit, rounded up
+    DISPATCH_BY_LENGTH  pipeline, bind group, unit, y, z, most     DISPATCH with x = length / unit, rounded up, or most
     COPY_PAST  source, target, unit                        copies position * unit bytes, from start to start, like COPY
     COPY_OUT   source, offset, nbytes                      copies to the start of the staging buffer, like COPY
 
@@ -54,6 +54,8 @@ class Scalar(IntFlag):
 
 STEP_BYTES = 16
 """Size of the step block."""
+ANY_NUMBER = 0xFFFF_FFFF
+"""The ``most`` of a DISPATCH_BY_LENGTH without a bound."""
 
 
 class Program:
@@ -100,8 +102,10 @@ class Program:
     def params(self, buffer: int, offset: int, mask: Scalar | int) -> None:
         self.words.extend((Op.PARAMS, buffer, offset, mask))
 
-    def dispatch_by_length(self, pipeline: int, bind_group: int, unit: int, y: int, z: int) -> None:
-        self.words.extend((Op.DISPATCH_BY_LENGTH, pipeline, bind_group, unit, y, z))
+    def dispatch_by_length(
+        self, pipeline: int, bind_group: int, unit: int, y: int, z: int, most: int = ANY_NUMBER
+    ) -> None:
+        self.words.extend((Op.DISPATCH_BY_LENGTH, pipeline, bind_group, unit, y, z, most))
 
     def copy_past(self, source: int, target: int, unit: int) -> None:
         self.words.extend((Op.COPY_PAST, source, target, unit))

@@ -84,7 +84,7 @@ class KVTensors:
         return (("slabs", 0), ("half", self.half), ("chunk", chunk))
 
     def reads(self, chunk: int, y: int, z: int, shares: int = 0) -> Iterator[tuple[tuple[Buffer, ...], Grid]]:
-        yield self.buffers, ByLength(chunk, y, z)
+        yield self.buffers, ByLength(chunk, y, z, shares) if shares else ByLength(chunk, y, z)
 
     def counted(self) -> tuple[Buffer, ...]:
         return ()

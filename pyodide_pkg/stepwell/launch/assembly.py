@@ -147,7 +147,7 @@ class Assembly:
             counters.immediates_bytes += STEP_BYTES
             self._immediates_set = True
         grid = command.grid
-        if type(grid) is ByLength:
+        if isinstance(grid, ByLength):
             program.dispatch_by_length(pipeline, group, *grid)
         else:
             program.dispatch(pipeline, group, grid)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepwell.gpu.device import Binding
+from stepwell.gpu.program import ANY_NUMBER
 from stepwell.launch.shapes import Shapes
 from stepwell.memory.buffer import Buffer
 
@@ -16,11 +17,15 @@ Constant = int | float | bool | str | tuple[int, ...]
 
 
 class ByLength(NamedTuple):
-    """A grid whose x is ceil(length / unit), with the length of the step."""
+    """A grid whose x is ceil(length / unit), with the length of the step, and at most ``most``."""
 
     unit: int
     y: int
     z: int
+    most: int = ANY_NUMBER
+
+    def at(self, length: int) -> tuple[int, int, int]:
+        return min(-(-length // self.unit), self.most), self.y, self.z
 
 
 Grid = tuple[int, int, int] | ByLength

@@ -91,7 +91,7 @@ class _Checker:
     def _grid(self, launch: Launch) -> None:
         grid = launch.grid
         if isinstance(grid, ByLength):
-            grid = (-(-self._reach // grid.unit), grid.y, grid.z)
+            grid = grid.at(self._reach)
         limit = self._limits["maxComputeWorkgroupsPerDimension"]
         if not all(1 <= count <= limit for count in grid):
             raise UsageError(f"grid {grid} of {launch.variant}; each of the three must be 1 to {limit:,}")
