@@ -48,7 +48,7 @@ def _rendered(kernel: str, constants: tuple[tuple[str, Any], ...]) -> str:
 @pytest.fixture(autouse=True)
 def templates_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of labs compile the same kernels: rendering their templates would be most of the time."""
-    monkeypatch.setattr("stepwell.launch.kernel_cache.render", lambda kernel, c: _rendered(kernel, tuple(c.items())))
+    monkeypatch.setattr("stepwell.launch.compiler.render", lambda kernel, c: _rendered(kernel, tuple(c.items())))
 
 
 @pytest.fixture(autouse=True)

@@ -23,9 +23,9 @@ from stepwell.launch.launcher import Launcher
 from stepwell.launch.recorder import Recorder
 from stepwell.memory.buffer import Buffer, Role, State, Zero
 from stepwell.memory.events import EventLog
-from stepwell.memory.ledger import Eviction
 from stepwell.memory.pool import BufferPool
 from stepwell.memory.recovery import holders
+from stepwell.memory.size_classes import Eviction
 from stepwell.models.llama import Llama
 from stepwell.weights.gguf import read_gguf
 from stepwell.weights.source import FileSource

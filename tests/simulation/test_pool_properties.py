@@ -10,10 +10,10 @@ from stepwell.errors import BudgetExceeded, PoolError
 from stepwell.gpu.fake_device import FakeDevice
 from stepwell.gpu.fake_objects import FakeBuffer
 from stepwell.memory.buffer import Buffer, Role, State, Zero
-from stepwell.memory.ledger import Eviction
 from stepwell.memory.policies import POLICIES, make_policy
 from stepwell.memory.policies.base import Policy
 from stepwell.memory.pool import BufferPool
+from stepwell.memory.size_classes import Eviction
 from tests.policy_lab import KIB, LARGE, MIB
 
 MAKERS: dict[str, Callable[[], Policy]] = {

@@ -7,7 +7,7 @@ import pytest
 
 from stepwell.errors import DeviceLost, PoolError, StaleBuffer, UsageError
 from stepwell.gpu.device import Binding, BindingType, Layout
-from stepwell.launch.kernel_cache import Kernel
+from stepwell.launch.compiler import Kernel
 from stepwell.launch.options import LaunchOptions, Params
 from stepwell.launch.plan import DEFAULT_PLANS, Plan
 from stepwell.launch.recorder import (

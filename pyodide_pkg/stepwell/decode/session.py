@@ -5,9 +5,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 
 from stepwell.clock import now_ms
+from stepwell.decode.flight import Flight
 from stepwell.decode.generation import Generation, Run
 from stepwell.decode.kv_modes import KV_MODES
-from stepwell.decode.stepper import PREFILL_ROWS, Flight, Stepper
+from stepwell.decode.stepper import PREFILL_ROWS, Stepper
 from stepwell.decode.timing import TokenEvent
 from stepwell.errors import BadRequest, BudgetExceeded, ContextFull, DeviceLost, OutOfMemory, PoolError, StepwellError
 from stepwell.launch.launcher import Launcher

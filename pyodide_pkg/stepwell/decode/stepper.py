@@ -1,15 +1,14 @@
 """Issues the steps of one sequence: live, recorded as a plan, or replayed."""
 
 import struct
-from collections.abc import Awaitable, Generator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from stepwell.clock import now_ms
+from stepwell.decode.flight import LOGITS_AT, Flight, Landed, Want
 from stepwell.decode.kv_cache import KVCache
-from stepwell.decode.timing import Cost, Meter
+from stepwell.decode.timing import Meter
 from stepwell.kernels.kv import LayerKV
-from stepwell.kernels.sampling import SETTINGS_BYTES, Cuts
+from stepwell.kernels.sampling import SETTINGS_BYTES
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.plan import Plan
 from stepwell.launch.recorder import Recorder, Step
@@ -21,46 +20,6 @@ PREFILL_ROWS = 64  # tokens per prefill step
 # How often buffers must have come together before they get a plan.  While tensors outgrow their buffers one by one, as
 # they do for some tokens around a size class, no set comes often: a plan would cost two steps and save hardly one.
 SIGHTINGS = 2
-_LOGITS_AT = 16  # behind the token's id, where both are read back
-
-
-class Want(NamedTuple):
-    """What a step is to bring back: the id chosen on the GPU (and never one of ``ban``), or the logits, or both.
-
-    ``cuts`` None: the id chosen there is that of the largest logit; else it is drawn, by the settings.
-    """
-
-    on_gpu: bool
-    ban: tuple[int, ...] = ()
-    digest: bool = False
-    cuts: Cuts | None = None
-
-    def nbytes(self, vocab: int) -> int:
-        if not self.on_gpu:
-            return 4 * vocab
-        return _LOGITS_AT + 4 * vocab if self.digest else 4
-
-    def split(self, data: bytes) -> tuple[int | None, bytes]:
-        """(id or None, logits or nothing) of what was read back."""
-        if not self.on_gpu:
-            return None, data
-        (token,) = struct.unpack_from("<I", data)
-        return token, data[_LOGITS_AT:]
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A step that was issued.  ``read`` is its result, None if nothing comes back; ``refused`` why it was no replay."""
-
-    read: Awaitable[bytes] | None
-    issued_ms: tuple[float, float]  # from, to
-    refused: str | None
-    cost: Cost  # of issuing it
-    step: Step | None = None  # what was recorded, of a step that was issued live
-
-    @property
-    def encode_ms(self) -> float:
-        return self.issued_ms[1] - self.issued_ms[0]
 
 
 class Stepper:
@@ -242,10 +201,10 @@ class Stepper:
         if not want.on_gpu:
             rec.copy_out(logits, 0, vocab_bytes)
         elif want.digest:
-            both = scope.acquire(_LOGITS_AT + vocab_bytes, "token and logits")
+            both = scope.acquire(LOGITS_AT + vocab_bytes, "token and logits")
             rec.copy(self._ids, 0, both, 0, 4)
-            rec.copy(logits, 0, both, _LOGITS_AT, vocab_bytes)
-            rec.copy_out(both, 0, _LOGITS_AT + vocab_bytes)
+            rec.copy(logits, 0, both, LOGITS_AT, vocab_bytes)
+            rec.copy_out(both, 0, LOGITS_AT + vocab_bytes)
         else:
             rec.copy_out(self._ids, 0, 4)
         return rec.finish(staging), logits
@@ -287,7 +246,7 @@ class Stepper:
         refused = self._no_plans or "recorded"
         if plan is not None and self._no_plans:
             launcher.plans.discard(plan)
-        return Flight(_Read(data), (start, issued), refused, self.meter.take())
+        return Flight(Landed(data), (start, issued), refused, self.meter.take())
 
     async def _replays_alike(
         self, plan: Plan, position: int, token: int, draw: int, staging: Buffer, logits: Buffer, data: bytes
@@ -310,17 +269,6 @@ class Stepper:
         step, _ = self._record(rec, scope, kv, self._reach, last=True, staging=staging)
         await self._submit(step)
         return await self._launcher.read(staging, self._nbytes)
-
-
-class _Read:
-    """A result that is there already."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def __await__(self) -> Generator[None, None, bytes]:
-        return self._data
-        yield  # a generator that ends at once
 
 
 class _DryRun:

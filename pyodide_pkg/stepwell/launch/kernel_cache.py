@@ -10,16 +10,13 @@ Two are exempt: what the present step uses, and the decode variant (the most rec
 outlive a prompt of many shapes.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from stepwell.errors import DeviceLost, UsageError
-from stepwell.gpu.device import Device, Layout
-from stepwell.gpu.program import Scalar
-from stepwell.kernels import fields_of, layout_of, render
+from stepwell.gpu.device import Device
+from stepwell.launch.compiler import Compiler, Kernel
 from stepwell.launch.recorder import Variant
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
@@ -30,14 +27,6 @@ Use = tuple[str, Shape, Variant]
 OnEvict = Callable[[frozenset[int], frozenset[int]], None]
 """Called with the handles of pipelines and buffers that are about to go."""
 _NO_SESSION = 0
-
-
-class Kernel(NamedTuple):
-    """A compiled variant: its pipeline, what that binds, and which of the step's scalars it reads (None: no block)."""
-
-    pipeline: int
-    layout: Layout
-    fields: Scalar | None
 
 
 @dataclass(slots=True)
@@ -68,14 +57,13 @@ class KernelCache:
             raise ValueError(f"{variants_per_node} variants per node; 0 or more, 0 for no bound")
         self._device = device
         self._pool = pool
-        self._immediates = immediates
         self._bound = variants_per_node
         self._nodes: dict[str, dict[Shape, _Entry]] = {}
         self._evicted: Counter[str] = Counter()
         self._kernels: dict[Variant, Kernel] = {}
         self._users: Counter[Variant] = Counter()  # how many entries use a pipeline
         self._unused: set[Variant] = set()  # lost their last user; the present step may bring another one
-        self._building: dict[Variant, asyncio.Task[None]] = {}
+        self._compiler = Compiler(device, self._kernels, immediates=immediates)
         self._held: Counter[tuple[str, Shape]] = Counter()  # of steps that wait for their kernels
         self._step = 1
         self._generation = self._pool.generation
@@ -135,7 +123,7 @@ class KernelCache:
         self._held.update(keys)
         try:
             while missing := self.missing(uses):  # again: another step may evict while this one waits
-                await self._compile_all(missing, progress)
+                await self._compiler.build(missing, progress)
             self.use(uses)
         except BaseException:
             self._note(use for use in uses if use[2] in self._kernels)
@@ -234,35 +222,6 @@ class KernelCache:
             nodes.add(node)
         return nodes
 
-    async def _compile_all(self, missing: Sequence[Variant], progress: Callable[[int, int], None] | None) -> None:
-        done = 0
-
-        async def build(variant: Variant) -> None:
-            nonlocal done
-            task = self._building.get(variant)
-            if task is None:
-                task = self._building[variant] = asyncio.ensure_future(self._compile(variant))
-                task.add_done_callback(_retrieve)
-            await asyncio.shield(task)  # another step may be waiting for it when this one is cancelled
-            done += 1
-            if progress is not None:
-                progress(done, len(missing))
-
-        # a failure is raised after every build has settled, so that no task is left behind
-        results = await asyncio.gather(*(build(variant) for variant in missing), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-
-    async def _compile(self, variant: Variant) -> None:
-        try:
-            code = render(variant.kernel, {**dict(variant.constants), "immediates": self._immediates})
-            layout = layout_of(code)
-            pipeline = await self._device.create_pipeline(code, layout, str(variant))
-            self._kernels[variant] = Kernel(pipeline, layout, fields_of(code))
-        finally:
-            del self._building[variant]
-
     def _evict(self, node: str, room: int = 0) -> None:
         """Drop the least recently used variants of ``node`` until ``room`` more fit, as far as that is allowed."""
         entries = self._nodes[node]
@@ -330,9 +289,3 @@ class KernelCache:
 def _uses(uses: Iterable[Use | Variant]) -> list[Use]:
     """Uses as given; a bare variant is one of node ""."""
     return [("", (), use) if isinstance(use, Variant) else use for use in uses]
-
-
-def _retrieve(task: "asyncio.Task[None]") -> None:
-    """Whoever waited for a failed build may have been cancelled: it is nobody's unhandled error then."""
-    if not task.cancelled():
-        task.exception()

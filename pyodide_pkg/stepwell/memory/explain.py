@@ -1,8 +1,8 @@
 """Says in plain words what a pool is doing with memory, and why."""
 
-from stepwell.memory.ledger import ClassStats, Eviction
 from stepwell.memory.pool import BufferPool
 from stepwell.memory.recovery import holders, mib
+from stepwell.memory.size_classes import ClassStats, Eviction
 
 _REASONS = {
     Eviction.LIMIT: "the limit is the cause",

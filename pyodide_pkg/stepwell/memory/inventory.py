@@ -10,8 +10,9 @@ from stepwell.errors import DeviceLost, PolicyError
 from stepwell.gpu.device import BufferUsage, Device
 from stepwell.memory.buffer import Role, State, Zero
 from stepwell.memory.events import Observer
-from stepwell.memory.ledger import Eviction, Ledger
+from stepwell.memory.ledger import Ledger
 from stepwell.memory.policies.base import round_up
+from stepwell.memory.size_classes import Eviction
 from stepwell.memory.slots import InFlight, Slot
 
 _STORAGE = BufferUsage.STORAGE | BufferUsage.COPY_SRC | BufferUsage.COPY_DST

@@ -8,13 +8,14 @@ from stepwell.memory.budget import Budget
 from stepwell.memory.buffer import Buffer, Role, State, Zero
 from stepwell.memory.debug import Quarantine
 from stepwell.memory.inventory import Inventory
-from stepwell.memory.ledger import ClassStats, Eviction, Figures
+from stepwell.memory.ledger import Figures
 from stepwell.memory.policies import make_policy
 from stepwell.memory.policies.base import Policy, Request, round_up
 from stepwell.memory.policies.disabled import Disabled
 from stepwell.memory.policies.lazy_release import LazyRelease
 from stepwell.memory.policies.options import OptionValue
 from stepwell.memory.policies.simple import Simple
+from stepwell.memory.size_classes import ClassStats, Eviction
 from stepwell.memory.slots import Route, Slot
 
 CHOSEN_ROLES = (Role.KV, Role.ACTIVATION, Role.WORKSPACE)

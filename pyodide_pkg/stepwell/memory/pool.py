@@ -22,10 +22,11 @@ from stepwell.memory.buffer import Role
 from stepwell.memory.events import Observer
 from stepwell.memory.inventory import USAGE
 from stepwell.memory.leases import CHOSEN_ROLES, Leases
-from stepwell.memory.ledger import ClassRow, ClassStats, Eviction, MemoryReport
+from stepwell.memory.ledger import MemoryReport
 from stepwell.memory.policies import make_policy
 from stepwell.memory.policies.base import Growing, Policy, Request
 from stepwell.memory.policies.options import OptionValue
+from stepwell.memory.size_classes import ClassRow, ClassStats, Eviction
 from stepwell.memory.slots import Route, Slot
 
 __all__ = ["CHOSEN_ROLES", "USAGE", "BufferPool"]

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from stepwell.errors import BudgetExceeded, DeviceLost, OutOfMemory
-from stepwell.memory.ledger import Eviction
+from stepwell.memory.size_classes import Eviction
 
 if TYPE_CHECKING:
     from stepwell.memory.pool import BufferPool

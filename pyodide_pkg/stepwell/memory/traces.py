@@ -28,10 +28,10 @@ from typing import Final, TextIO, cast
 
 from stepwell.errors import BadTrace
 from stepwell.memory.buffer import Buffer, Role
-from stepwell.memory.ledger import Eviction
 from stepwell.memory.policies.base import Request
 from stepwell.memory.policies.options import OptionValue
 from stepwell.memory.pool import BufferPool
+from stepwell.memory.size_classes import Eviction
 
 VERSION = 1
 MAGIC = "stepwell-trace"

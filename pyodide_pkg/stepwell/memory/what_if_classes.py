@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypedDict
 
 from stepwell.memory.buffer import Role
-from stepwell.memory.ledger import Eviction
 from stepwell.memory.policies.base import Policy, Request
 from stepwell.memory.recovery import mib
 from stepwell.memory.simulator import WARM_UP_TOKENS
+from stepwell.memory.size_classes import Eviction
 
 HURTS_CREATES = 0.5  # created on average in a run that uses the class
 HURTS_SHARE = 0.01  # of the whole cost of the creates
