@@ -22,6 +22,8 @@ LOGIT_TOLERANCE = 0.02
 HALF_TOLERANCE = 0.08  # with K and V rounded to f16: the issue's, too
 DATA = json.loads((__import__("pathlib").Path(__file__).parents[1] / "data" / "smollm2-oracle.json").read_text("utf-8"))
 PROMPTS: dict[str, Any] = DATA["prompts"]
+ASKED: dict[str, Any] = {**PROMPTS, "short": DATA["short"]}
+"""``short`` has 5 tokens, for tests of what follows the prompt: to read one of 37 takes longer than 12 steps."""
 MODES = {"free_run": {"ignore_eos": True}, "natural": {}, "ban_eog": {"ban_eos": True}}
 
 OPEN = """
@@ -33,6 +35,7 @@ async def main(args):
     sys.lab_messages = []
     sys.lab_frontend = Frontend(lambda text: sys.lab_messages.append(json.loads(text)), "{}", makeTokenizer)
     await sys.lab_frontend.open()
+    sys.lab_frontend._engines._bound = args["engines"]  # no path is compiled twice
     await sys.lab_frontend.load_url(json.dumps({"name": "smollm2", "url": args["url"]}))
     return [m for m in sys.lab_messages if m["type"] in ("model", "error")]
 """
@@ -59,7 +62,7 @@ def model(lab: Lab, site: Site, server_url: str) -> Iterator[Lab]:
     entry = site.model("smollm2")
     assert entry is not None, "the demo model is part of the set-up: make setup fetches it"
     assert entry["sha256"] == DATA["sha256"]
-    (message,) = lab.run(OPEN, url=f"{server_url.rstrip('/')}/{entry['file']}")
+    (message,) = lab.run(OPEN, url=f"{server_url.rstrip('/')}/{entry['file']}", engines=2 + len(PATHS))
     assert message["type"] == "model", message
     assert message["model"]["tensor_types"] == {"F32": 61, "Q4_1": 210, "Q8_0": 1}
     yield lab
@@ -67,18 +70,18 @@ def model(lab: Lab, site: Site, server_url: str) -> Iterator[Lab]:
 
 
 def run(model: Lab, prompt: str, **request: Any) -> dict[str, Any]:
-    message = model.run(RUN, prompt=PROMPTS[prompt]["prompt"], raw=True, **request)
+    message = model.run(RUN, prompt=ASKED[prompt]["prompt"], raw=True, **request)
     assert message["type"] == "done", message
     record: dict[str, Any] = message["record"]
+    assert record["prompt_ids"] == ASKED[prompt]["prompt_ids"]
     return record
 
 
-def check(record: dict[str, Any], prompt: str, mode: str) -> float:
+def check(record: dict[str, Any], prompt: str, mode: str, tokens: int) -> float:
     """The record's ids equal the oracle's; returns the largest difference of a stored logit."""
     expected = PROMPTS[prompt][mode]
-    assert record["prompt_ids"] == PROMPTS[prompt]["prompt_ids"]
-    assert record["token_ids"] == expected["ids"]
-    assert len(record["tokens"]) == len(expected["top5_logits"])
+    assert record["token_ids"] == expected["ids"][:tokens]
+    assert len(record["tokens"]) == min(tokens, len(expected["top5_logits"]))
     worst = largest_difference(record, expected)
     assert worst <= LOGIT_TOLERANCE
     return worst
@@ -89,8 +92,10 @@ def check(record: dict[str, Any], prompt: str, mode: str) -> float:
 def test_ids_and_logits(model: Lab, prompt: str, mode: str) -> None:
     """Each prompt and mode, KV modes in turn; logits of every step read back."""
     kv = "static" if prompt == "france" else "grow"
-    record = run(model, prompt, tokens=64, kv=kv, policy="adaptive", top_logits=8, **MODES[mode])
-    worst = check(record, prompt, mode)
+    # the story has no end within 64 tokens: what is done about ends changes nothing
+    tokens = 64 if prompt == "france" or mode == "free_run" else 16
+    record = run(model, prompt, tokens=tokens, kv=kv, policy="adaptive", top_logits=8, **MODES[mode])
+    worst = check(record, prompt, mode, tokens)
     natural_end = mode == "natural" and prompt == "france"
     assert record["finish_reason"] == ("stop" if natural_end else "length")
     print(f"{prompt} {mode} {kv}: largest logit difference {worst:.2e}")
@@ -100,11 +105,16 @@ def test_ids_and_logits(model: Lab, prompt: str, mode: str) -> None:
     ("kv", "policy"), [*product(("grow", "static"), POLICIES), *product(("donate", "paged"), ("adaptive", "bucket"))]
 )
 def test_same_ids_under_every_policy(model: Lab, kv: str, policy: str) -> None:
-    """64 ids chosen on the GPU, under each policy and KV mode; what the pool did is what the policy says."""
-    record = run(model, "france", tokens=64, kv=kv, policy=policy, ban_eos=True)
-    assert record["prompt_ids"] == PROMPTS["france"]["prompt_ids"]
-    assert record["token_ids"] == PROMPTS["france"]["ban_eog"]["ids"]
+    """64 ids chosen on the GPU, under each policy and KV mode; what the pool did is what the policy says.
+
+    Fewer where every step asks the pool for the same: K and V that stay, or policies without size classes.
+    """
+    classless = policy in ("exact", "lazy_release", "disabled")
+    asked = 24 if policy != "adaptive" and (kv in ("static", "paged") or classless) else 64
+    record = run(model, "france", tokens=asked, kv=kv, policy=policy, ban_eos=True)
+    assert record["token_ids"] == PROMPTS["france"]["ban_eog"]["ids"][:asked]
     tokens = record["tokens"]
+    assert len(tokens) == asked
     recorded = {
         i for i, token in enumerate(tokens) if token["refused"] == "recorded"
     }  # these are done twice and compared
@@ -118,29 +128,29 @@ def test_same_ids_under_every_policy(model: Lab, kv: str, policy: str) -> None:
         assert max(token["copies"] for token in live) - 1 <= 8
         return
     if policy == "adaptive":
-        crossing = {i for i in range(1, 64) if classes[i] != classes[i - 1]} if kv == "grow" else set()
+        crossing = {i for i in range(1, asked) if classes[i] != classes[i - 1]} if kv == "grow" else set()
         assert {count for i, count in enumerate(created, 3) if not (crossing & {i, i - 1, i - 2} or i in recorded)} == {
             0
         }
     if policy == "bucket":
         # 768 B x 38..100 positions: classes of 32, 64 and 128 KiB keep 50 of the 60 tensors
-        same = [i for i in range(3, 64) if len(set(classes[i - 2 : i + 1])) == 1 and i not in recorded]
+        same = [i for i in range(3, asked) if len(set(classes[i - 2 : i + 1])) == 1 and i not in recorded]
         steady = [created[i - 3] for i in same]
         assert set(steady) == ({10} if kv == "grow" else {0})
     if policy == "disabled":
         assert min(created) >= (60 if kv == "grow" else 0)  # the other buffers of a decode step stay with the session
     if kv in ("static", "paged"):  # of 101 positions, which one slab has
         assert recorded == {1}
-        assert [token["replayed"] for token in tokens[2:]] == [1] * 62
+        assert [token["replayed"] for token in tokens[2:]] == [1] * (asked - 2)
 
 
 def test_logits_under_every_policy(model: Lab) -> None:
-    """The first 12 steps' stored logits under each policy, in both KV modes."""
+    """The first steps' stored logits under each policy, in two KV modes; under adaptive in all."""
     worst = 0.0
     for policy in POLICIES:
         for kv in KV_MODES if policy == "adaptive" else ("grow", "static"):
-            record = run(model, "story", tokens=6, kv=kv, policy=policy, top_logits=8)
-            expected = PROMPTS["story"]["natural"]
+            record = run(model, "short", tokens=6, kv=kv, policy=policy, top_logits=8, ban_eos=True)
+            expected = ASKED["short"]["ban_eog"]
             assert record["token_ids"] == expected["ids"][:6]
             worst = max(worst, largest_difference(record, expected))
     assert worst <= LOGIT_TOLERANCE
@@ -190,10 +200,16 @@ def options_of(name: str, lanes: int) -> dict[str, str]:
 
 @pytest.mark.parametrize(("name", "kv"), CASES)
 def test_every_kernel_path_in_every_kv_mode(model: Lab, lanes: int, name: str, kv: str) -> None:
+    """Steps of many rows are the same kernels in every KV mode, and in the fused paths of ``split``: once each.
+
+    Of steps of one row it takes four to see a plan recorded, compared and replayed.
+    """
     options = options_of(name, lanes)
-    record = run(model, "france", tokens=4, kv=kv, ban_eos=True, top_logits=8, launch=options)
-    expected = PROMPTS["france"]["ban_eog"]
-    assert record["token_ids"] == expected["ids"][:4]
+    prompt = "france" if kv == "static" and (HARDWARE or name.startswith("quad") or name == "split") else "short"
+    tokens = 3 if kv in ("grow", "donate") else 4
+    record = run(model, prompt, tokens=tokens, kv=kv, ban_eos=True, top_logits=8, launch=options)
+    expected = ASKED[prompt]["ban_eog"]
+    assert record["token_ids"] == expected["ids"][:tokens]
     assert record["launch"]["kernels"] == {
         "kernels": options["kernels"],
         "fused": options["fused"] == "on",
@@ -210,7 +226,7 @@ def test_every_kernel_path_in_every_kv_mode(model: Lab, lanes: int, name: str, k
     [
         ("quad", "paged", 4),
         ("quad, subgroups", "grow", 24),
-        ("quad, fused, subgroups", "donate", 12),
+        ("quad, fused, subgroups", "donate", 6),
         ("split", "static", 2),
     ],
 )
@@ -218,8 +234,9 @@ def test_k_and_v_stored_as_f16(model: Lab, lanes: int, name: str, kv: str, token
     """The same ids; each kernel that touches K and V, and half of their bytes."""
     options = options_of(name, lanes)
     asked = {"tokens": tokens, "kv": kv, "kv_type": "f16", "ban_eos": True, "top_logits": 8, "launch": options}
-    record = run(model, "france", policy="exact", **asked)
-    expected = PROMPTS["france"]["ban_eog"]
+    prompt = "france" if HARDWARE or name.startswith("quad") else "short"
+    record = run(model, prompt, policy="exact", **asked)
+    expected = ASKED[prompt]["ban_eog"]
     assert record["token_ids"] == expected["ids"][:tokens]
     assert record["scenario"]["kv_type"] == "f16"
     worst = largest_difference(record, expected)
@@ -239,13 +256,13 @@ def test_k_and_v_stored_as_f16(model: Lab, lanes: int, name: str, kv: str, token
 )
 def test_ids_chosen_on_the_gpu_of_other_paths(model: Lab, lanes: int, name: str, kv: str) -> None:
     """The adapter's own path chooses 64 above; of others some replayed steps show the same."""
-    record = run(model, "france", tokens=8, kv=kv, ban_eos=True, launch=options_of(name, lanes))
-    assert record["token_ids"] == PROMPTS["france"]["ban_eog"]["ids"][:8]
+    record = run(model, "short", tokens=6, kv=kv, ban_eos=True, launch=options_of(name, lanes))
+    assert record["token_ids"] == ASKED["short"]["ban_eog"]["ids"][:6]
     live = [token for token in record["tokens"][1:] if token["refused"] != "recorded"]
     assert {token["launches"] for token in live} == {PATHS[name][1]}
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("", 64), ("quad, fused, subgroups", 24)])
+@pytest.mark.parametrize(("name", "tokens"), [("", 64), ("quad, fused, subgroups", 14)])
 def test_pages_over_several_slabs(model: Lab, lanes: int, name: str, tokens: int) -> None:
     """Stored logits, with slabs as small as if a short sequence were a long one."""
     options = options_of(name, lanes) if name else {}
@@ -309,9 +326,9 @@ def largest_difference(record: dict[str, Any], expected: dict[str, Any]) -> floa
 
 def test_sampling_is_seeded(model: Lab) -> None:
     options = {"tokens": 8, "temperature": 0.9, "top_k": 40, "top_p": 0.95, "kv": "static"}
-    first = run(model, "story", seed=1, **options)
-    again = run(model, "story", seed=1, **options)
-    other = run(model, "story", seed=2, **options)
+    first = run(model, "short", seed=1, **options)
+    again = run(model, "short", seed=1, **options)
+    other = run(model, "short", seed=2, **options)
     assert first["token_ids"] == again["token_ids"]
     assert first["token_ids"] != other["token_ids"]
 
@@ -327,10 +344,10 @@ def test_sampling_is_seeded(model: Lab) -> None:
 )
 def test_the_gpu_draws_what_the_host_draws(model: Lab, depths: tuple[int, ...], options: dict[str, Any]) -> None:
     """The host gets the logits where their largest are asked for; on the GPU steps are replayed, and run ahead."""
-    host = run(model, "story", tokens=12, kv="static", top_logits=1, **options)
+    host = run(model, "short", tokens=12, kv="static", top_logits=1, **options)
     assert {token["readback_bytes"] for token in host["tokens"][2:]} == {4 * 49_152}
     for depth in depths:
-        gpu = run(model, "story", tokens=12, kv="static", launch={"readback_depth": depth}, **options)
+        gpu = run(model, "short", tokens=12, kv="static", launch={"readback_depth": depth}, **options)
         assert gpu["token_ids"] == host["token_ids"]
         assert {token["readback_bytes"] for token in gpu["tokens"][2:]} == {4}
         assert [token["replayed"] for token in gpu["tokens"][2:]] == [1] * 10
