@@ -23,7 +23,7 @@ from stepwell.errors import DeviceError, OutOfMemory
 from stepwell.gpu.device import BufferUsage, Layout
 from stepwell.gpu.fake_objects import FakeBuffer, Kernel
 from stepwell.gpu.program import Scalar
-from stepwell.kernels import fields_of, render
+from stepwell.kernels import fields_of, layout_of, render
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
 from stepwell.memory.pool import BufferPool
@@ -45,10 +45,15 @@ def _rendered(kernel: str, constants: tuple[tuple[str, Any], ...]) -> str:
     return render(kernel, dict(constants))
 
 
+_fields_of, _layout_of = cache(fields_of), cache(layout_of)
+
+
 @pytest.fixture(autouse=True)
 def templates_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of labs compile the same kernels: rendering their templates would be most of the time."""
+    """Hundreds of labs compile the same kernels: to render and read them each time would be most of the time."""
     monkeypatch.setattr("stepwell.launch.compiler.render", lambda kernel, c: _rendered(kernel, tuple(c.items())))
+    monkeypatch.setattr("stepwell.launch.compiler.fields_of", _fields_of)
+    monkeypatch.setattr("stepwell.launch.compiler.layout_of", _layout_of)
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +70,7 @@ def write_model(path: Path) -> Path:
 
 def meaning(label: str, code: str) -> Kernel | None:
     """What a kernel of the model does, as ``FakeDevice`` wants it.  Where K and V are makes no difference."""
-    fields = fields_of(code)
+    fields = _fields_of(code)
     if fields is None:
         return None
     kernel, _, constants = label.partition("(")

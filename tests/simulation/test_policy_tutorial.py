@@ -93,7 +93,7 @@ def test_the_contract_can_fail(copy: Path) -> None:
     path.write_text(good.replace("return self._free.pop(size)", "return (self._free.by_size[size] or [None])[-1]"))
     try:
         with pytest.raises(AssertionError, match="failed"):
-            run(blocks(steps()["Check it"], "sh")[0], copy)
+            run(blocks(steps()["Check it"], "sh")[0] + " -x", copy)
     finally:
         path.write_text(good, encoding="utf-8")
 

@@ -7,6 +7,8 @@ The rules are those of the WebGPU specification (sections on buffers, bind group
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from stepwell.errors import ShaderError, UsageError
 from stepwell.gpu.device import Binding, BindingType, BufferUsage, Layout
@@ -165,6 +167,27 @@ def check_buffer(size: int, usage: BufferUsage, limits: Mapping[str, int]) -> No
             )
 
 
+class _Shader(NamedTuple):
+    """What a WGSL text declares; ``declarations`` are (group, binding, address space)."""
+
+    has_entry: bool
+    extensions: tuple[str, ...]
+    has_immediates: bool
+    declarations: tuple[tuple[int, int, str], ...]
+
+
+@lru_cache(maxsize=1024)  # simulations compile the same texts thousands of times
+def _read_shader(code: str) -> _Shader:
+    code = _COMMENT.sub(" ", code)
+    found = [groups[:3] if groups[2] else (groups[4], groups[3], groups[5]) for groups in _DECLARATION.findall(code)]
+    return _Shader(
+        re.search(r"@compute\b[^{;]*\bfn\s+main\s*\(", code, re.DOTALL) is not None,
+        tuple(name for names in _ENABLE.findall(code) for name in re.findall(r"\w+", names)),
+        _IMMEDIATE.search(code) is not None,
+        tuple((int(group), int(binding), space) for group, binding, space in found),
+    )
+
+
 def check_shader(
     code: str, layout: Layout, limits: Mapping[str, int], features: frozenset[str], immediate_bytes: int
 ) -> None:
@@ -172,13 +195,12 @@ def check_shader(
 
     ``immediate_bytes`` is how many the device allows.
     """
-    code = _COMMENT.sub(" ", code)
-    if not re.search(r"@compute\b[^{;]*\bfn\s+main\s*\(", code, re.DOTALL):
+    shader = _read_shader(code)
+    if not shader.has_entry:
         raise ShaderError("no entry point: WGSL needs '@compute @workgroup_size(…) fn main(…)'.")
-    for names in _ENABLE.findall(code):
-        for name in re.findall(r"\w+", names):
-            if _FEATURE_OF_EXTENSION.get(name, name) not in features:
-                raise ShaderError(f"'enable {name};' needs the feature {_FEATURE_OF_EXTENSION.get(name, name)}.")
+    for name in shader.extensions:
+        if _FEATURE_OF_EXTENSION.get(name, name) not in features:
+            raise ShaderError(f"'enable {name};' needs the feature {_FEATURE_OF_EXTENSION.get(name, name)}.")
     for limit, kinds in (
         ("maxStorageBuffersPerShaderStage", (BindingType.STORAGE, BindingType.READ_ONLY_STORAGE)),
         ("maxUniformBuffersPerShaderStage", (BindingType.UNIFORM,)),
@@ -190,11 +212,10 @@ def check_shader(
         raise ShaderError(
             f"{layout.immediate_bytes} bytes of immediates; a multiple of 4 up to {immediate_bytes} is allowed here."
         )
-    if _IMMEDIATE.search(code) and not layout.immediate_bytes:
+    if shader.has_immediates and not layout.immediate_bytes:
         raise ShaderError("WGSL declares var<immediate>; the layout has no immediates.")
-    for groups in _DECLARATION.findall(code):
-        group, binding, space = groups[:3] if groups[2] else (groups[4], groups[3], groups[5])
-        _check_declaration(int(group), int(binding), space, layout)
+    for group, binding, space in shader.declarations:
+        _check_declaration(group, binding, space, layout)
 
 
 def bind(
