@@ -2,7 +2,7 @@
 import { announcer, element, field } from "../dom.js";
 
 const MODELS = [
-  ["kv64", "64 growing tensors (32 layers, K and V)"],
+  ["kv64", "64 growing tensors"],
   ["kv16", "16 growing tensors"],
 ];
 const POLICIES = ["adaptive", "exact", "simple", "bucket", "lazy_release", "disabled"];
