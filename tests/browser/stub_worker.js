@@ -277,6 +277,7 @@ function verdict(trace, { budget_mib: budget, create_us: each }) {
   return {
     ...{ trace, unit: "token", runs: 7168, create_us: each ?? 100, create_us_per_mib: 80, costs_from: "assumed; --create-us" },
     ...{ budget_bytes: budget === null ? null : budget * 2 ** 20, baseline: bucket, baseline_from: "as recorded" },
+    code: trace.startsWith("onnxruntime") ? 'stepwell.attach({policy: "adaptive"})' : null, // as of another runtime's trace
     ...{ settings: [better, bucket], over_budget: budget === null ? [] : ["pow2"], recommended: better.label },
     sentence: "Take adaptive growth=2: it saves about 51.6 ms per token.",
   };

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from stepwell.memory.traces import ACQUIRE, RUN, read_metadata, read_trace
-from tests.browser.stub_page import audit
+from tests.browser.stub_page import HEADERS, audit, stub_script
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 SIZES = "model=kv16&start=2050&steps=7&rounds=1"
@@ -64,17 +64,22 @@ def test_off_on_and_static_side_by_side(context: BrowserContext, server_url: str
     assert path.name == "onnxruntime-web-kv16.trace.gz"
     path.write_bytes(gzip.compress(gzip.decompress(Path(download.value.path()).read_bytes())))
     events = list(read_trace(path))
-    assert sum(op == RUN for op, _, _ in events) >= 8
-    assert sum(op == ACQUIRE and request.nbytes == 8 << 20 for op, _, request in events) >= 8 * 16
-    assert read_metadata(path)["attach"] is True
-    audit(page)
+    assert sum(op == RUN for op, _, _ in events) >= 5  # the first step is set-up
+    large = sum(op == ACQUIRE and request.nbytes == 8 << 20 for op, _, request in events)
+    assert large >= 5 * 6  # what the runtime's own pool lacked
+    metadata = read_metadata(path)
+    assert metadata["attach"] is True and metadata["create_us_per_mib"] >= 0
+    audit(page, least=50)
     page.set_viewport_size({"width": 320, "height": 640})
     assert page.evaluate("document.documentElement.scrollWidth") == 320
+    script = {"body": stub_script(), "content_type": "text/javascript", "headers": HEADERS}
+    context.route(f"{server_url}worker.js", lambda route: route.fulfill(**script))  # what-if itself is tested elsewhere
     with context.expect_page() as opened:
         page.click("#open-what-if")
     other = opened.value
-    expect(other.locator("#what-if .finding")).to_be_visible(timeout=90_000)
-    assert "bucket" in other.inner_text("#what-if .note >> nth=1")
+    expect(other.locator("#what-if .finding")).to_be_visible(timeout=60_000)
+    assert "onnxruntime-web-kv16.trace: 7,168 tokens" in other.inner_text("#what-if")
+    expect(other.locator("#what-if pre")).to_have_text('stepwell.attach({policy: "adaptive"})')
 
 
 def test_sizes_are_chosen_by_the_adapter_and_checked(context: BrowserContext, server_url: str) -> None:
