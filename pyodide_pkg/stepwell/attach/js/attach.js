@@ -52,8 +52,7 @@ class Attachment {
   #pooled = null; // how: for the trace
 
   constructor(choices) {
-    const { target, policy, budget, zero = "always", record = false, options = {}, keeper } = checked(choices);
-    const timers = choices.timers ?? globalThis;
+    const { target, policy, zero = "always", record = false, keeper, runtime, limit } = checked(choices);
     const realm = typeof target?.GPUDevice === "function" ? target : globalThis;
     this.#natives = new Natives(realm);
     if (target instanceof realm.GPUDevice) this.#device = target;
@@ -63,30 +62,8 @@ class Attachment {
     this.#zero = zero;
     this.#boundaries = new Boundaries((cause) => this.#onBoundary(cause));
     const pooled = (policy ?? keeper ?? null) !== null || !record;
-    let layer = {};
-    if (pooled) {
-      this.#makeKeeper = keeper ?? (() => new Keeper({ policy: policy ?? "adaptive", budget, options }));
-      if (!keeper) this.#makeKeeper(); // a name that is wrong is an error now
-      this.#idle = new Idle(
-        { setTimeout: (...args) => timers.setTimeout(...args), clearTimeout: (id) => timers.clearTimeout(id) },
-        {
-          hasFree: () => this.#each().some((pool) => pool.freeCount > 0),
-          turn: () => this.#each().forEach((pool) => pool.beginRun()),
-          drain: () => this.#each().forEach((pool) => pool.drain()),
-          done: () => Promise.all(this.#each().map((pool) => pool.workDone())),
-        },
-      );
-      layer = poolLayer({
-        serve: (device) => this.#served.get(device) ?? this.#meet(device),
-        poolOf: (device) => this.#served.get(device) ?? null,
-        poolOfQueue,
-        onSubmit: () => this.#idle.wake(),
-      });
-    }
-    if (pooled) this.#pooled = { policy: policy ?? (keeper ? "own" : "adaptive"), options, budget, zero };
-    if (record) {
-      this.#recorder = new Recorder({ methods: this.#natives.methods, runtime: choices.runtime, limit: choices.limit });
-    }
+    const layer = pooled ? this.#poolLayer(choices) : {};
+    if (record) this.#recorder = new Recorder({ methods: this.#natives.methods, runtime, limit });
     const observers = [this.#recorder, boundaryHooks(this.#boundaries)].filter(Boolean);
     this.#shims = new Shims(this.#natives, layer, observers);
     this.#begin();
@@ -135,6 +112,25 @@ class Attachment {
 
   // ---- inside -------------------------------------------------------------------------------------------------------
 
+  #poolLayer({ policy, budget, options = {}, keeper, timers = globalThis }) {
+    const name = policy ?? "adaptive";
+    this.#pooled = { policy: keeper && !policy ? "own" : name, options, budget, zero: this.#zero };
+    this.#makeKeeper = keeper ?? (() => new Keeper({ policy: name, budget, options }));
+    if (!keeper) this.#makeKeeper(); // a name that is wrong is an error now
+    this.#idle = new Idle(timers, {
+      hasFree: () => this.#each().some((pool) => pool.freeCount > 0),
+      turn: () => this.#each().forEach((pool) => pool.beginRun()),
+      drain: () => this.#each().forEach((pool) => pool.drain()),
+      done: () => Promise.all(this.#each().map((pool) => pool.workDone())),
+    });
+    return poolLayer({
+      serve: (device) => this.#served.get(device) ?? this.#meet(device),
+      poolOf: (device) => this.#served.get(device) ?? null,
+      poolOfQueue,
+      onSubmit: () => this.#idle.wake(),
+    });
+  }
+
   #begin() {
     caretaker.tend((device) => this.#serves(device));
     if (this.#device === null) {
@@ -164,7 +160,7 @@ class Attachment {
     const pool = new DevicePool(device, this.#natives, this.#makeKeeper(), this.#zero, () => this.#idle.watch());
     this.#served.set(device, pool);
     queues.set(pool.queue, pool);
-    this.#pools.push(new WeakRef(pool));
+    this.#pools = [...this.#pools.filter((ref) => ref.deref() !== undefined), new WeakRef(pool)];
     return pool;
   }
 
