@@ -18,7 +18,9 @@ SOURCE = """
 import gc
 import json
 import weakref
+from contextlib import ExitStack
 from pyodide.code import run_js
+from pyodide.ffi import create_proxy
 import stepwell
 from stepwell.attach import keeper as keepers
 from stepwell.attach.keeper import Keeper
@@ -224,6 +226,7 @@ def test_what_is_refused_attaches_nothing(lab: Lab) -> None:
         ({"budget": 0}, "it must be 1 B or more"),
         ({"zero": "sometimes"}, "it must be 'always' or 'never'"),
         ({"record": True, "budget": 1 << 20}, "name a policy beside record=True"),
+        ({"record": True, "limit": 0}, "limit is a number of events"),
         ({"target": 5}, "target is a GPUDevice, or for all devices"),
     ]
     found = run(lab, REFUSED, cases=[choices for choices, _ in cases])
@@ -235,10 +238,57 @@ def test_what_is_refused_attaches_nothing(lab: Lab) -> None:
     assert found["after"] is None
 
 
+UNDER_ORT = """
+run = run_js('''async (begin, end) => {
+  const { countBuffers } = await import(new URL("attach/count.js", location.href));
+  const { Decoder, loadRuntime } = await import(new URL("attach/ort.js", location.href));
+  const counter = countBuffers(); // below what is attached
+  begin();
+  const decoder = await Decoder.open(await loadRuntime(), { model: "kv64", start: 26, steps: 16 });
+  const created = [];
+  const digests = [];
+  for (let step = 0; step < 16; step++) {
+    const before = counter.now().created;
+    const { digest, wrong } = await decoder.next();
+    digests.push(wrong ? "wrong" : digest);
+    created.push(counter.now().created - before);
+  }
+  await decoder.close();
+  end();
+  const { live } = counter.now();
+  counter.restore();
+  return JSON.stringify({ created, digests, live });
+}''')
+found = {}
+for policy in args["policies"]:
+    with ExitStack() as attached:
+        begin = create_proxy(lambda: policy and attached.enter_context(stepwell.attach(policy=policy)) and None)
+        end = create_proxy(attached.close)
+        found[policy] = json.loads(await run(begin, end))
+        begin.destroy()
+        end.destroy()
+stepwell.attach().detach()  # nothing is attached any more
+return {"found": found, "left": alive()}
+"""
+
+
+@pytest.mark.timeout(240)
+def test_python_decides_under_onnxruntime_web(lab: Lab) -> None:
+    """64 tensors of 64 KiB, from the seventh step on of 128: the runtime's own pool keeps 50 of a size."""
+    found = run(lab, UNDER_ORT, policies=["", "adaptive"])
+    bare, attached = found["found"][""], found["found"]["adaptive"]
+    assert "wrong" not in bare["digests"]
+    assert attached["digests"] == bare["digests"]
+    assert min(bare["created"][2:]) == 14
+    assert attached["created"][6:8] == [64, 64]
+    assert max([*attached["created"][2:6], *attached["created"][8:]]) <= 2
+    assert bare["live"] == attached["live"] == found["left"] == 0
+
+
 def test_what_a_reused_buffer_costs(browser: Browser, server_url: str) -> None:
-    """Figures are `python -m harness attach-cost`'s; here the limits are several times those of a quiet machine."""
-    arms = attach_cost.measure(browser, server_url, rounds=1, steps=12)
+    """Figures are `python -m harness attach-cost`'s; the limits here are for a step change on a busy machine."""
+    arms = attach_cost.measure(browser, server_url, rounds=2)
     for arm in arms:
         print(f"{arm.name} {arm.zero}: {arm.pair_us:.2f} us per pair of createBuffer and destroy")
-    limits = {"bare": float("inf"), "js": 5.0, "python": 30.0}
-    assert all(0 < arm.pair_us <= limits[arm.name] for arm in arms)
+    limits = {"bare": float("inf"), "js": 10.0, "python": 30.0}
+    assert all(0 < arm.pair_us <= limits[arm.name] for arm in arms), [(arm.name, arm.pair_us) for arm in arms]

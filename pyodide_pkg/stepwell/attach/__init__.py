@@ -19,6 +19,7 @@ def attach(
     budget: int | None = None,
     zero: str = "always",
     runtime: str = "",
+    limit: int | None = None,
     **options: OptionValue,
 ) -> "Attachment":
     """Put the pool under the WebGPU runtimes of this page or worker, or record what they do, or both.
@@ -27,7 +28,7 @@ def attach(
     ``keeper.POLICY_NAMES`` with its ``options``, or a callable that makes a Policy object; by default ``adaptive``, or
     no pool when ``record`` is on.  ``budget``: bytes that each device's pool may reserve.  ``zero``: whether buffers
     are cleared before they serve again, ``always`` or, if the runtime reads nothing that it has not written, ``never``.
-    ``runtime``: a name for the trace.
+    ``runtime``: a name for the recording; ``limit``: how many events it keeps.
 
     BadRequest for what is not allowed, and when something is attached already; NoWebGPU outside of a browser.
     """
@@ -35,4 +36,6 @@ def attach(
         from stepwell.attach.attachment import Attachment
     except ImportError:
         raise NoWebGPU("No browser here: attach() needs Pyodide. Without it, load stepwell-attach.js.") from None
-    return Attachment(target, record=record, policy=policy, budget=budget, zero=zero, runtime=runtime, options=options)
+    return Attachment(
+        target, record=record, policy=policy, budget=budget, zero=zero, runtime=runtime, limit=limit, options=options
+    )

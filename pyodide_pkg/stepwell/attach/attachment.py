@@ -45,6 +45,7 @@ class Attachment:
         budget: int | None,
         zero: str,
         runtime: str,
+        limit: int | None,
         options: Mapping[str, OptionValue],
     ) -> None:
         pooled = policy is not None or not record
@@ -64,7 +65,7 @@ class Attachment:
         pool = {"keeper": self._factory, "policy": name, "options": options, "budget": budget} if pooled else {}
         try:
             self._js = stepwell.attach(
-                _object(target=target, record=record, zero=zero, runtime=runtime or None, **pool)
+                _object(target=target, record=record, zero=zero, runtime=runtime or None, limit=limit, **pool)
             )
         except JsException as exception:
             self._factory.destroy()
