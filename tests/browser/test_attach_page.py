@@ -58,6 +58,7 @@ def test_off_on_and_static_side_by_side(context: BrowserContext, server_url: str
     state(page, "running")
     state(page, "done")
     expect(page.locator("#code code")).to_contain_text("record: true")
+    expect(page.locator("#trace .finding")).to_contain_text("stepwell.attach(")
     with page.expect_download() as download:
         page.click("#save-trace")
     path = tmp_path / download.value.suggested_filename
@@ -110,3 +111,29 @@ def test_320_pixels_and_no_webgpu(browser: Browser, server_url: str) -> None:
     expect(page.locator("#run")).to_be_disabled()
     assert page.evaluate("document.documentElement.scrollWidth") == 320
     context.close()
+
+
+FULL = """
+const limits = { maxBufferSize: 2 ** 32, maxStorageBufferBindingSize: 2 ** 31 };
+const adapter = { vendor: "stub", architecture: "", description: "" };
+postMessage({ type: "ready", adapter, limits, software: false });
+onmessage = () => postMessage({ type: "error", code: "Error", message: "failed to allocate memory for buffer" });
+"""
+
+
+def test_memory_that_is_full_is_said_with_what_to_do(context: BrowserContext, server_url: str) -> None:
+    script = {"body": FULL, "content_type": "text/javascript", "headers": HEADERS}
+    context.route("**/attach/worker.js", lambda route: route.fulfill(**script))
+    page = open_example(context, server_url, "start=3000")
+    state(page, "ready")
+    page.fill("[name=steps]", "7")
+    page.click("#run")
+    state(page, "error")
+    alert = page.locator("#notices [role=alert] .notice")
+    expect(alert).to_be_focused()
+    expect(alert).to_contain_text("failed to allocate memory")
+    expect(alert).to_contain_text("choose 16 tensors, fewer positions")
+    page.get_by_role("button", name="Restart").click()
+    state(page, "ready")
+    expect(alert).to_have_count(0)
+    assert [page.input_value(f"[name={name}]") for name in ("start", "steps")] == ["3000", "7"]

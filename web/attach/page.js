@@ -16,7 +16,7 @@ const notices = document.getElementById("notices");
 const alarm = element("div", { role: "alert" });
 const standing = element("div");
 const query = new URLSearchParams(location.search);
-const now = { turns: [], rows: [], trace: null, error: null };
+const now = { turns: [], rows: [], trace: null, conclusion: "", error: null };
 window.example = now;
 
 let worker = null;
@@ -47,6 +47,7 @@ function boot() {
 
 const hear = {
   ready({ adapter, limits: granted, software }) {
+    const isFirst = limits === null; // after a restart what was chosen stays
     limits = granted;
     const name = adapter.description || [adapter.vendor, adapter.architecture].filter(Boolean).join(" ");
     document
@@ -56,9 +57,9 @@ const hear = {
         element("li", { className: "chip" }, "limit ", element("b", {}, bytes(granted.maxBufferSize)), " buffer"),
       );
     if (software) standing.replaceChildren(strip("warn", "This adapter computes on the CPU. Counts are real; its times say nothing about a GPU."));
-    form.fill({ ...firstSize({ software, limits, memoryGib: navigator.deviceMemory }), ...Object.fromEntries(query) });
+    if (isFirst) form.fill({ ...firstSize({ software, limits, memoryGib: navigator.deviceMemory }), ...Object.fromEntries(query) });
     setState("ready");
-    if (query.get("run") === "1") begin(ARMS);
+    if (isFirst && query.get("run") === "1") begin(ARMS);
   },
   turn({ arm, round }) {
     now.turns.push({ arm, round, steps: [], peakBytes: null, digest: null });
@@ -78,7 +79,8 @@ const hear = {
   costs() {
     form.say("Measuring what creating a buffer takes here …");
   },
-  trace({ text }) {
+  trace({ text, conclusion }) {
+    now.conclusion = conclusion;
     now.trace = new File([text], `onnxruntime-web-${asked.model}.trace`);
   },
   done({ stopped }) {
@@ -132,6 +134,7 @@ function errorStrip({ code, message }) {
     : "Press Restart. If it stays, build the site again: python -m harness site.";
   const restart = element("button", { type: "button" }, "Restart");
   restart.addEventListener("click", () => {
+    now.error = null;
     alarm.replaceChildren();
     boot();
   });

@@ -145,6 +145,7 @@ function options(shown) {
 
 /** Shown while there is a trace. */
 function tracePanel(now) {
+  const conclusion = element("p", { className: "finding" });
   const note = element("p", { className: "note" });
   const save = element("button", { type: "button", id: "save-trace" }, "Download the trace");
   const replay = element("button", { type: "button", id: "open-what-if" }, "Replay it: what if?");
@@ -153,11 +154,13 @@ function tracePanel(now) {
     saveBlob(`${now.trace.name}.gz`, await new Response(packed).blob());
   });
   replay.addEventListener("click", () => handOver(now.trace));
-  const node = panel("trace", "The recorded trace", note, element("div", { className: "row start" }, save, replay));
+  const node = panel("trace", "The recorded trace", conclusion, note, element("div", { className: "row start" }, save, replay));
   node.hidden = true;
   const draw = () => {
     node.hidden = now.trace === null;
-    if (now.trace) note.textContent = `${now.trace.name}, ${bytes(now.trace.size)}: what the runtime asked of WebGPU, run by run.`;
+    if (!now.trace) return;
+    conclusion.textContent = now.conclusion;
+    note.textContent = `${now.trace.name}, ${bytes(now.trace.size)}: what the runtime asked of WebGPU, run by run.`;
   };
   return { node, draw };
 }

@@ -3,7 +3,7 @@
  *
  * In: `{type: "run", request, turns}` with turns `[{arm, round}]`, `{type: "stop"}`. Out: `ready {adapter, limits, software}`,
  * `turn {arm, round}`, `step {arm, round, index, positions, ms, created, live_bytes, wrong}`, `turned {arm, round, steps,
- * peak_bytes, digest}`, `costs`, `trace {text}`, `done {stopped}`, `error {code, message}`.
+ * peak_bytes, digest}`, `costs`, `trace {text, conclusion}`, `done {stopped}`, `error {code, message}`.
  */
 import "../stepwell-attach.js"; // before the runtime: it sets globalThis.stepwell
 import { CONTROL, RECORDED, WITHOUT } from "./arms.js";
@@ -56,7 +56,7 @@ async function play({ arm, round }, { model, start, steps, attach }) {
     if (arm === RECORDED) {
       tell("costs");
       await attachment.measureCosts();
-      tell("trace", { text: attachment.trace({ model }) });
+      tell("trace", { text: attachment.trace({ model }), conclusion: attachment.summary().conclusion });
     }
   } finally {
     await decoder?.close();
