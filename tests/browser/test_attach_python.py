@@ -16,15 +16,17 @@ pytestmark = pytest.mark.browser
 
 SOURCE = """
 import gc
+import gzip
 import json
 import weakref
 from contextlib import ExitStack
+from pathlib import Path
 from pyodide.code import run_js
 from pyodide.ffi import create_proxy
 import stepwell
 from stepwell.attach import keeper as keepers
 from stepwell.attach.keeper import Keeper
-from stepwell.errors import StepwellError
+from stepwell.errors import StepwellError, UsageError
 from stepwell.memory.policies.simple import Simple
 
 made = []
@@ -175,6 +177,8 @@ RECORD = """
 with stepwell.attach(record=True, runtime="an application") as watcher:
     await APP.run(args["steps"])
     watched = watcher.trace(why="a test")
+    watcher.save(Path("/tmp/watched.trace.gz"), why="a test")
+    saved = gzip.decompress(Path("/tmp/watched.trace.gz").read_bytes()).decode()
     summary = watcher.summary()
     events = watcher.events("lines").count("\\n")
     nothing = watcher.stats()["devices"]
@@ -184,8 +188,12 @@ with stepwell.attach(record=True, policy="exact", cap=40) as both:
     (device,) = both.stats()["devices"]
 with stepwell.attach() as unwatched:
     silent = [unwatched.trace(), unwatched.summary(), unwatched.events(), await unwatched.measure_costs()]
+    try:
+        unwatched.save(Path("/tmp/silent.trace"))
+    except UsageError as error:
+        refusal = str(error)
 return {"watched": watched, "summary": summary, "events": events, "nothing": nothing, "pooled": pooled,
-        "reused": device["reused"], "silent": silent, "left": alive()}
+        "reused": device["reused"], "silent": silent, "left": alive(), "saved": saved, "refusal": refusal}
 """
 
 
@@ -205,6 +213,8 @@ def test_what_the_application_does_is_recorded(lab: Lab, tmp_path: Path) -> None
     assert found["events"] > len(creates)
     assert found["summary"]["totals"]["creates"] >= 6 * 20
     assert found["silent"] == [None] * 4
+    assert found["saved"] == found["watched"]
+    assert found["refusal"] == "save: nothing was recorded. Attach with record=True."
     assert found["left"] == 0
 
 

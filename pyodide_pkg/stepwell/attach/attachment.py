@@ -1,14 +1,16 @@
 """``Attachment``: what ``attach`` returns.  Runs in Pyodide only; the JS half is ``bundle.script()``."""
 
+import gzip
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import js  # type: ignore[import-not-found]
 from pyodide.code import run_js  # type: ignore[import-not-found]
-from pyodide.ffi import JsException, create_proxy, to_js  # type: ignore[import-not-found]
+from pyodide.ffi import JsException, create_proxy, jsnull, to_js  # type: ignore[import-not-found]
 
 from stepwell import __version__
 from stepwell.attach.bundle import script
@@ -95,6 +97,14 @@ class Attachment:
         text: str | None = self._ask("trace", _object(**metadata))
         return text
 
+    def save(self, path: Path, **metadata: Any) -> None:
+        """Write the trace to a file, compressed if its name ends in ``.gz``; UsageError if nothing was recorded."""
+        text = self.trace(**metadata)
+        if text is None:
+            raise UsageError("save: nothing was recorded. Attach with record=True.")
+        data = text.encode()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
     def summary(self) -> dict[str, Any] | None:
         """What a token does, what is live, whether a pool would help; None if nothing was recorded."""
         found: dict[str, Any] | None = _as_json(self._ask("summary"))
@@ -133,9 +143,10 @@ class Attachment:
 
     def _ask(self, method: str, *args: Any) -> Any:
         try:
-            return getattr(self._js, method)(*args)
+            found = getattr(self._js, method)(*args)
         except JsException as exception:
             raise _raised(exception) from None
+        return None if found is jsnull else found
 
     def _stats(self) -> dict[str, Any]:
         stats: dict[str, Any] = _as_json(self._ask("stats"))
