@@ -19,7 +19,16 @@ from stepwell.memory.what_if import CREATE_US, CREATE_US_PER_MIB
 
 PROGRAM = (Path(__file__).parent.parent / "recorder_program.js").read_text(encoding="utf-8")
 MODULES = (
-    *("event_log.js", "tokens.js", "boundaries.js", "recording.js", "trace_text.js", "costs.js", "summary.js"),
+    *(
+        "event_log.js",
+        "tokens.js",
+        "boundaries.js",
+        "recording.js",
+        "trace_text.js",
+        "costs.js",
+        "reuse.js",
+        "summary.js",
+    ),
     "recorder.js",
 )
 ALL = """\
@@ -237,6 +246,25 @@ def test_a_device_that_is_gone_takes_its_buffers_along(tmp_path: Path) -> None:
     ]
     assert set(live.values()) == {0}
     assert [event["args"]["bytes"] for event in events if event["ph"] == "C"] == [1000, 3000, 2000, 0]
+
+
+def test_what_a_lost_device_had_serves_nobody() -> None:
+    summary = in_node("""
+        const { recorder, boundaries } = watched();
+        for (let token = 0; token < 6; token += 1) {
+          const device = new GPUDevice();
+          const [first] = [1, 2].map(() => device.createBuffer({ size: 4096, usage: STORAGE }));
+          first.destroy();
+          device.createBuffer({ size: 4096, usage: STORAGE });
+          device.destroy();
+          boundaries.mark();
+        }
+        return recorder.summary();
+    """)
+    (only,) = summary["sizes"]
+    assert (only["creates"], only["creates_per_token"], only["reusable_per_token"]) == (18, 3, 1)
+    assert (only["live"], only["most_live"]) == (0, 2)
+    assert summary["live_bytes"]["activation"] == 0
 
 
 def test_buffers_from_before_are_unknown_and_said_to_be(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ MODULES = (
     "recording.js",
     "trace_text.js",
     "costs.js",
+    "reuse.js",
     "summary.js",
     "recorder.js",
     "natives.js",

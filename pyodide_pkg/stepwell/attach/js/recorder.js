@@ -49,7 +49,8 @@ export class Recorder {
    * from then on.
    */
   async measureCosts(options = {}) {
-    const recorded = this.#recording.devices.find(({ gone }) => !gone)?.device;
+    const devices = this.#recording.devices.filter(({ gone }) => !gone).map(({ ref }) => ref.deref());
+    const recorded = devices.find((device) => device !== undefined);
     const device = recorded ?? (await newDevice());
     try {
       const sizes = costSizes(this.#recording);

@@ -31,7 +31,7 @@ export class Recording {
   marks = 0;
   unknownDestroys = 0;
   unknownBytes = 0;
-  devices = []; // { number, device, largest: bytes of a buffer, live: bytes by role, gone }
+  devices = []; // { number, ref: WeakRef, adapter, largest: bytes of a buffer, live: bytes by role, gone }
   labels = [""];
   costs = null; // of costs.js, once measured
   runtime;
@@ -170,7 +170,8 @@ export class Recording {
   #meet(device) {
     const largest = device.limits?.maxBufferSize ?? Infinity;
     const live = new Float64Array(ROLE_NAMES.length);
-    const entry = { number: this.devices.length, device, largest, live, gone: false };
+    const ref = new WeakRef(device); // what the application drops goes
+    const entry = { number: this.devices.length, ref, adapter: device.adapterInfo, largest, live, gone: false };
     this.devices.push(entry);
     this.#known.set(device, entry);
     device.lost?.then(() => this.deviceGone(device));

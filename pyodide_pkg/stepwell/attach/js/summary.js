@@ -1,10 +1,10 @@
-import { OP, ROLE_NAMES, roleOf, unpackExtra } from "./event_log.js";
+import { OP, ROLE_NAMES } from "./event_log.js";
 import { COLUMN_CREATE_MS, COLUMN_MS, COLUMN_SERVED, COLUMN_SERVED_BYTES, COLUMN_VALUES } from "./recording.js";
+import { reuseOf } from "./reuse.js";
 import { meanOf, medianOf } from "./tokens.js";
 import { adapterOf } from "./trace_text.js";
 
 const WARM_UP = 2; // tokens that fill any pool
-const MOST_SIZES = 12;
 const MIB = 1 << 20;
 /** What a create is taken to cost where it was not measured: as `what-if` assumes it, from an H200. */
 export const ASSUMED_CREATE_US = 100;
@@ -81,66 +81,6 @@ export function summaryOf(recording) {
 
 function byRole(numbers) {
   return Object.fromEntries(ROLE_NAMES.map((name, role) => [name, numbers[role]]));
-}
-
-/**
- * Per size and usage: what is created, and how often a buffer of exactly that size and usage had been destroyed before
- * and not been taken since: so much could a pool serve that keeps everything.
- */
-function reuseOf(recording, skipped) {
-  const classes = new Map();
-  const owners = new Map(); // buffer → its class
-  let token = 0;
-  const all = { creates: 0, bytes: 0 };
-  recording.log.each((op, subject, value, extra) => {
-    if (op === OP.BOUNDARY) token = subject;
-    if (op === OP.CREATE) {
-      const { usage, mapped } = unpackExtra(extra);
-      const role = roleOf(usage, mapped, value);
-      const key = `${value} ${usage} ${role}`;
-      let found = classes.get(key);
-      if (!found)
-        classes.set(
-          key,
-          (found = { bytes: value, usage, role, creates: 0, steady: 0, reusable: 0, live: 0, most_live: 0, free: 0 }),
-        );
-      const steady = token > skipped && token <= recording.loggedTokens;
-      found.creates += 1;
-      found.live += 1;
-      found.most_live = Math.max(found.most_live, found.live);
-      owners.set(subject, found);
-      if (steady) found.steady += 1;
-      if (role !== 0 || !found.free) return;
-      found.free -= 1;
-      if (!steady) return;
-      found.reusable += 1;
-      all.creates += 1;
-      all.bytes += value;
-    } else if (op === OP.DESTROY) {
-      const found = owners.get(subject);
-      owners.delete(subject);
-      found.live -= 1;
-      found.free += 1;
-    }
-  });
-  const count = Math.max(1, recording.loggedTokens - skipped);
-  const sizes = [...classes.values()].sort(
-    (a, b) => b.steady * b.bytes - a.steady * a.bytes || b.most_live * b.bytes - a.most_live * a.bytes,
-  );
-  return {
-    creates: all.creates / count,
-    bytes: all.bytes / count,
-    sizes: sizes.slice(0, MOST_SIZES).map(({ bytes, usage, role, creates, steady, reusable, live, most_live }) => ({
-      bytes,
-      usage,
-      role: ROLE_NAMES[role],
-      creates,
-      creates_per_token: steady / count,
-      reusable_per_token: reusable / count,
-      live,
-      most_live,
-    })),
-  };
 }
 
 /** A sentence or two: what creating buffers costs, and what to do about it. */

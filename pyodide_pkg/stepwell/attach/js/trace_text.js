@@ -58,7 +58,7 @@ function traceMetadata(recording) {
 
 /** What the first device's adapter says of itself; empty where the browser does not tell. */
 export function adapterOf(recording) {
-  const info = recording.devices[0]?.device.adapterInfo;
+  const info = recording.devices[0]?.adapter;
   if (!info) return {};
   const names = ["vendor", "architecture", "device", "description"];
   return Object.fromEntries(names.filter((name) => info[name]).map((name) => [name, info[name]]));
