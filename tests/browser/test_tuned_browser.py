@@ -112,9 +112,9 @@ def other_choices(text: str, record: dict[str, Any]) -> str:
 def test_a_page_tunes_keeps_and_the_next_uses_it(
     browser: Browser, server_url: str, site: Site, oracle: dict[str, Any]
 ) -> None:
-    expected = oracle["prompts"]["france"]
-    scenario = Scenario(expected["prompt"], raw=True, tokens=8, eos="ignore", tune_ms=4000)
-    ids = expected["free_run"]["ids"][:8]
+    expected = oracle["short"]
+    scenario = Scenario(expected["prompt"], raw=True, tokens=8, eos="ban", tune_ms=4000)
+    ids = expected["ban_eog"]["ids"][:8]
     with PageRunner(browser, server_url, Profile.SOFTWARE, timeout_s=240) as runner:
         record = runner.run(scenario)
         kept = runner.tuning()
@@ -126,8 +126,8 @@ def test_a_page_tunes_keeps_and_the_next_uses_it(
     assert kept is not None
     assert len(json.loads(kept)["adapters"][0]["choices"]) == outcome["faster"] == len(record["launch"]["tuned"])
 
-    plain = Scenario(expected["prompt"], raw=True, tokens=8, eos="ignore", top_logits=8)
-    without = Scenario(expected["prompt"], raw=True, tokens=8, eos="ignore", launch={"tuned": "false"})
+    plain = Scenario(expected["prompt"], raw=True, tokens=8, eos="ban", top_logits=8)
+    without = Scenario(expected["prompt"], raw=True, tokens=8, eos="ban", launch={"tuned": "false"})
     with PageRunner(browser, server_url, Profile.SOFTWARE, timeout_s=240, tuning=other_choices(kept, record)) as runner:
         used, unused = runner.run(plain), runner.run(without)
         assert runner.tuned()["notices"] == []
@@ -136,6 +136,6 @@ def test_a_page_tunes_keeps_and_the_next_uses_it(
     ]  # fmt: skip
     assert unused["launch"]["tuned"] == []
     assert used["token_ids"] == unused["token_ids"] == ids
-    for token, stored in zip(used["tokens"], expected["free_run"]["top5_logits"], strict=False):
+    for token, stored in zip(used["tokens"], expected["ban_eog"]["top5_logits"], strict=False):
         measured = dict(map(tuple, token["top_logits"]))
         assert max(abs(measured[index] - logit) for index, logit in stored) <= 0.02
