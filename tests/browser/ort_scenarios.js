@@ -6,6 +6,22 @@ import { Decoder, loadRuntime } from "./attach/ort.js";
 
 const PATIENCE_MS = 4_000;
 
+/** Scenario `name`, in a module worker. */
+export async function inWorker({ name, options }) {
+  const source = `import * as scenarios from ${JSON.stringify(import.meta.url)};
+    onmessage = async ({ data: [name, options] }) => postMessage(await scenarios[name](options));`;
+  const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })), { type: "module" });
+  try {
+    return await new Promise((resolve, reject) => {
+      worker.onmessage = ({ data }) => resolve(data);
+      worker.onerror = ({ message }) => reject(new Error(message || "the worker did not start"));
+      worker.postMessage([name, options]);
+    });
+  } finally {
+    worker.terminate();
+  }
+}
+
 /** `ways`: options of Arm.open(), one run after another in this page. */
 export async function runs({ ways }) {
   const found = [];

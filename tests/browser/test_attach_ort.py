@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from stepwell.memory.buffer import Role
+from stepwell.memory.traces import ACQUIRE, RUN, read_trace
+
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
 MIB = 1 << 20
@@ -27,7 +30,7 @@ def scenario(browser: Browser, server_url: str) -> Iterator[Scenario]:
     """Runs a function of ort_scenarios.js in a page of its own, with its own runtime and device."""
     context = browser.new_context()
 
-    def run(name: str, **options: Any) -> Any:
+    def run(name: str, /, **options: Any) -> Any:
         page = context.new_page()
         page.on("console", lambda message: print(f"console {message.type}: {message.text}"))
         page.route(
@@ -57,19 +60,28 @@ def assert_right(run: dict[str, Any]) -> None:
     assert (run["left"], run["left_bytes"]) == (0, 0)
 
 
-def test_the_staircase_is_there_without_a_pool(scenario: Scenario) -> None:
+def recorded(trace: str, folder: Path) -> list[int]:
+    """Storage buffers created in each step, by the recorder's trace: a step ends when its result is read back."""
+    path = folder / "trace"
+    path.write_text(trace, encoding="utf-8")
+    steps = [0]
+    for op, _, request in read_trace(path):
+        if op == RUN:
+            steps.append(0)
+        elif op == ACQUIRE and request.role is Role.ACTIVATION:
+            steps[-1] += 1
+    return steps
+
+
+def test_the_staircase_is_there_without_a_pool(scenario: Scenario, tmp_path: Path) -> None:
     """64 tensors, of which the runtime's pool keeps 20 where they have 4 MiB, and 10 where they have 8, 12 or 16."""
-    low, middle, high, few = scenario(
-        "runs",
-        ways=[
-            {"model": "kv64", "start": 2045, "steps": 8},
-            {"model": "kv64", "start": 4100, "steps": 4},
-            {"model": "kv64", "start": 6150, "steps": 4},
-            {"model": "kv16", "start": 2044, "steps": 8},
-        ],
-    )
-    for run in (low, middle, high, few):
+    starts = [("kv64", 2045, 8), ("kv64", 4100, 4), ("kv64", 6150, 4), ("kv16", 2044, 8)]
+    ways = [{"model": model, "start": start, "steps": steps} for model, start, steps in starts]
+    found = scenario("runs", ways=[{**way, "attach": {"record": True}} for way in ways])
+    for run in found:
         assert_right(run)
+        assert recorded(run["trace"], tmp_path)[1:] == created(run)[1:]
+    low, middle, high, few = found
     # Two sets of tensors at the start of each class, then what the pool has no room for.
     assert created(low)[2:] == [44, 64, 64, 54, 54, 54]
     assert created(middle)[3:] == [54]
@@ -126,6 +138,15 @@ def test_two_sessions_in_turns(scenario: Scenario) -> None:
     bare, attached = (scenario("pair", attach=options, decodings=decodings, steps=8) for options in (None, {}))
     assert attached == bare
     assert bare["at_the_end"] == 0
+
+
+def test_a_runtime_in_a_worker(scenario: Scenario) -> None:
+    way = {"model": "kv64", "start": 40, "steps": 6}
+    ways = [way, {**way, "attach": {}}]
+    bare, attached = scenario("inWorker", name="runs", options={"ways": ways})
+    assert digests(attached) == digests(bare)
+    assert max(created(attached)[2:]) == 0
+    assert attached["stats"]["devices"][0]["native"]["reused"] > 0
 
 
 def test_attached_late_and_detached_early(scenario: Scenario) -> None:
