@@ -5,14 +5,16 @@ An arm is one of
     bare               the runtime as it is: its pool keeps a fixed number of buffers per size (`bucket`)
     static             the control: the same commands on two sets of tensors that are allocated once
     attached           the runtime with ``stepwell.attach()`` under it
-    record             the runtime with the recorder under it, which changes nothing
+    record             the recorder, which changes nothing, under every second step of the runtime
 
 with options after a colon: ``bare:cache=lazyRelease``, ``attached:zero=never``, ``attached:policy=bucket;window=4``.
-Each round runs every arm once at every start, each in a page of its own, in an order that rotates.
+Each round runs every arm once at every start, each in a page of its own, in an order that rotates.  The recorder
+costs a few per cent at most, less than two runs differ by: its ratio is that of each recorded step to the one before.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 from harness.ablate import median_interval
@@ -33,11 +35,12 @@ _ATTACH = ("policy", "zero")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """``decoding`` and ``attach`` are what the page's Arm.open() takes (web/attach/arm.js)."""
+    """``decoding``, ``attach`` and ``alternate`` are what the page's Arm.open() takes (web/attach/arm.js)."""
 
     name: str
     decoding: Mapping[str, str] = field(default_factory=dict)
     attach: Mapping[str, Any] | None = None
+    alternate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,8 @@ class Plan:
         return f"kv{self.tensors}"
 
     def options(self, arm: Arm, start: int) -> dict[str, Any]:
-        return {"model": self.model, "start": start, "steps": self.steps, "attach": arm.attach, **arm.decoding}
+        attached = {"attach": arm.attach, "alternate": arm.alternate}
+        return {"model": self.model, "start": start, "steps": self.steps, **attached, **arm.decoding}
 
     def schedule(self) -> Iterator[tuple[int, int, Arm]]:
         """(round, start, arm) in the order of running."""
@@ -86,7 +90,13 @@ class ArmRun:
     end: dict[str, Any]
 
     def counted(self, skip: int) -> list[Step]:
-        return list(self.steps[skip:])
+        """The steps that count; where an attachment comes and goes, those with it."""
+        return [step for step in self.steps[skip:] if step["attached"]] or list(self.steps[skip:])
+
+    def pairs(self, skip: int) -> list[float]:
+        """Each attached step over the one before, which was not."""
+        pairs = pairwise(self.steps[max(0, skip - 1) :])
+        return [b["ms"] / a["ms"] for a, b in pairs if b["attached"] and not a["attached"]]
 
     def median(self, skip: int) -> float:
         return percentile([step["ms"] for step in self.counted(skip)], 0.5)
@@ -94,17 +104,17 @@ class ArmRun:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The median of the rounds' ratios of medians, and its 95 % bootstrap interval."""
+    """The median of the ratios of the rounds (of medians) or of pairs of steps, and its 95 % bootstrap interval."""
 
-    rounds: tuple[float, ...]
+    values: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        return percentile(self.rounds, 0.5)
+        return percentile(self.values, 0.5)
 
     @property
     def interval(self) -> tuple[float, float]:
-        return median_interval(self.rounds)
+        return median_interval(self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +161,7 @@ def _parse_arm(name: str, budget_mib: int | None) -> Arm:
     if unknown := sorted(set(options) - set(known[kind])):
         raise SetupError(f"arm {name!r}: {kind} has no option {unknown[0]!r}.")
     decoding = {**options, "kv": "static"} if kind == CONTROL else options
-    return Arm(name, decoding, {"record": True} if kind == "record" else None)
+    return Arm(name, decoding, {"record": True} if kind == "record" else None, alternate=kind == "record")
 
 
 def _option(arm: str, text: str) -> tuple[str, str]:
@@ -237,6 +247,7 @@ def rows(plan: Plan, runs: Sequence[ArmRun]) -> list[Row]:
 
 def _row(plan: Plan, start: int, arm: str, own: list[ArmRun], medians: dict[tuple[int, str], float]) -> Row:
     steps = [step for run in own for step in run.counted(plan.skip)]
+    pairs = tuple(ratio for run in own for ratio in run.pairs(plan.skip))
     return Row(
         start=start,
         arm=arm,
@@ -248,7 +259,7 @@ def _row(plan: Plan, start: int, arm: str, own: list[ArmRun], medians: dict[tupl
         created_mib=sum(step["created_bytes"] for step in steps) / len(steps) / 2**20,
         peak_bytes=max(run.end["peak_bytes"] for run in own),
         to_control=_ratio(arm, CONTROL, own, medians),
-        to_bare=_ratio(arm, BARE, own, medians),
+        to_bare=Ratio(pairs) if pairs else _ratio(arm, BARE, own, medians),
     )
 
 

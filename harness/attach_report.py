@@ -17,7 +17,8 @@ def table(plan: Plan, runs: Sequence[ArmRun]) -> Table:
     shown = plain_table(
         f"onnxruntime-web, {plan.tensors} growing tensors: {plan.rounds} rounds of {plan.steps} steps",
         f"ms per step without the first {plan.skip} of each run; creates: storage buffers that the browser made, per "
-        "step; ÷: median of the rounds' ratios of medians [95 % interval]; peak: all buffers of a run",
+        "step; ÷: median of the rounds' ratios of medians [95 % interval], record ÷ bare: of pairs of steps in a run; "
+        "peak: all buffers",
     )
     for name in COLUMNS:
         shown.add_column(name, justify="left" if name == "arm" else "right")
@@ -61,7 +62,10 @@ def as_json(plan: Plan, runs: Sequence[ArmRun], environment: dict[str, Any]) -> 
         "steps": plan.steps,
         "warm_up": plan.skip,
         "rounds": plan.rounds,
-        "arms": [{"name": arm.name, "decoding": dict(arm.decoding), "attach": arm.attach} for arm in plan.arms],
+        "arms": [
+            {"name": arm.name, "decoding": dict(arm.decoding), "attach": arm.attach, "alternate": arm.alternate}
+            for arm in plan.arms
+        ],
         "rows": [
             {
                 "start": row.start,
@@ -89,4 +93,4 @@ def _ratio_json(ratio: Ratio | None) -> dict[str, Any] | None:
     if ratio is None:
         return None
     low, high = ratio.interval
-    return {"rounds": list(ratio.rounds), "median": ratio.median, "low": low, "high": high}
+    return {"values": list(ratio.values), "median": ratio.median, "low": low, "high": high}

@@ -12,20 +12,21 @@ CREATES = {"bare": 54, "static": 0, "attached": 1}
 
 
 class MadeUp:
-    """A run whose steps take as long as its arm says; ``digests`` may be spoilt."""
-
-    opened: list[str]
+    """A run whose steps take ``ms`` + 1, + 2, …, and recorded ones 10 % more; the second is ``spoilt``."""
 
     def __init__(self, options: dict[str, Any], ms: float, spoilt: dict[str, Any]) -> None:
-        self._name = "attached" if options["attach"] else options.get("kv", "bare")
+        self._attach, self._alternate = options["attach"], options["alternate"]
+        self._name = "attached" if self._attach and not self._alternate else options.get("kv", "bare")
         self._ms, self._spoilt, self._index = ms, spoilt, 0
         self.closed = False
 
     def next(self) -> attach.Step:
         self._index += 1
+        created, attached = CREATES[self._name], bool(self._attach) and (not self._alternate or self._index % 2 == 0)
+        ms = (self._ms + self._index) * (1.1 if self._alternate and attached else 1)
         return {
-            "ms": self._ms + self._index, "digest": self._index, "wrong": 0, "created": CREATES[self._name],
-            "created_bytes": CREATES[self._name] << 20, "others": 3, "destroyed": 3, "live_bytes": 0,
+            "ms": ms, "digest": self._index, "wrong": 0, "attached": attached, "created": created,
+            "created_bytes": created << 20, "others": 3, "destroyed": 3, "live_bytes": 0,
             **(self._spoilt if self._index == 2 else {}),
         }  # fmt: skip
 
@@ -65,7 +66,7 @@ def test_arms() -> None:
     assert (bare.decoding, bare.attach) == ({}, None)
     assert lazy.decoding == {"cache": "lazyRelease"}
     assert static.decoding == {"kv": "static"}
-    assert record.attach == {"record": True}
+    assert (record.attach, record.alternate) == ({"record": True}, True)
     (attached,) = parse_arms("attached:zero=never;policy=bucket;era=A;window=4;hard=true", 512)
     assert attached.attach == {
         "policy": "bucket", "zero": "never", "budget": 512 << 20, "options": {"era": "A", "window": 4, "hard": True},
@@ -113,11 +114,22 @@ def test_rows_and_ratios() -> None:
     assert bare.peak_bytes == 1 << 30
     # Runs of start 10 are opened as number 0, 1, 2, then 6, 7, 8 (begun by static), then 12, 13, 14.
     assert attached.to_control is not None
-    assert attached.to_control.rounds == pytest.approx((107.5 / 106.5, 112.5 / 111.5, 117.5 / 119.5))
+    assert attached.to_control.values == pytest.approx((107.5 / 106.5, 112.5 / 111.5, 117.5 / 119.5))
     low, high = attached.to_control.interval
     assert low <= attached.to_control.median <= high
     assert static.to_control is None
     assert bare.to_bare is None
+
+
+def test_what_the_recorder_costs_is_of_pairs_of_steps() -> None:
+    plan = plan_of("bare,record", starts=(10,), steps=8, rounds=2)
+    found, _ = run(plan)
+    row = attach.rows(plan, found)[1]
+    assert row.n == 2 * 2  # of steps 5 to 8 the sixth and the eighth, in each round
+    assert row.to_bare is not None
+    # The runs of record begin at 101 ms (the second to run) and 102 ms (the third).
+    assert row.to_bare.values == pytest.approx([1.1 * (b + 1) / b for b in (106, 108, 107, 109)])
+    assert row.created_mean == 54
 
 
 def test_report() -> None:

@@ -15,14 +15,16 @@ export async function attach(options) {
 
 export class Arm {
   /**
-   * @param {object} options of Decoder.open(), and `attach`: the options of stepwell.attach(), or null: nothing is attached
+   * @param {object} options of Decoder.open(), and
+   * @param {object | null} [options.attach] the options of stepwell.attach(), or null: nothing is attached
+   * @param {boolean} [options.alternate] attached for every second step only, from the second one on
    */
-  static async open({ attach: options = null, ...decoding }) {
+  static async open({ attach: options = null, alternate = false, ...decoding }) {
     const counter = countBuffers();
-    const attachment = options && (await attach(options));
+    const attachment = options && !alternate ? await attach(options) : null;
     try {
       const decoder = await Decoder.open(await loadRuntime(), decoding);
-      return new Arm(counter, attachment, decoder);
+      return new Arm(counter, attachment, decoder, alternate ? options : null);
     } catch (error) {
       attachment?.detach();
       counter.restore();
@@ -30,17 +32,23 @@ export class Arm {
     }
   }
 
-  constructor(counter, attachment, decoder) {
-    Object.assign(this, { counter, attachment, decoder });
+  constructor(counter, attachment, decoder, alternating) {
+    Object.assign(this, { counter, attachment, decoder, alternating });
   }
 
-  /** A step: what Decoder.next() gives, what it created and destroyed, and the bytes there are after it. */
+  /**
+   * A step: what Decoder.next() gives, whether it was `attached`, what it created and destroyed, and the bytes there are
+   * after it.
+   */
   async next() {
+    const during = this.alternating && this.decoder.step % 2 ? await attach(this.alternating) : null;
+    const attached = Boolean(during ?? this.attachment);
     const before = this.counter.now();
     const step = await this.decoder.next();
     const after = this.counter.now();
+    during?.detach();
     const counts = Object.fromEntries(COUNTED.map((name) => [name, after[name] - before[name]]));
-    return { ...step, ...counts, live_bytes: after.live_bytes };
+    return { ...step, attached, ...counts, live_bytes: after.live_bytes };
   }
 
   /** Ends the run: the digest of all K and V, the most bytes there were, what the attachment says, and what is left. */
