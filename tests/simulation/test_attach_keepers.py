@@ -191,7 +191,7 @@ def test_demand_that_comes_and_goes_is_decided_alike(js: NodeModules, window: in
     settings: Settings = {"options": {"window": window}, "budget": budget}
     subject = caller(settings)
     random = Random(window)
-    sizes = [4096, 8192, MIB, 3 * MIB, 5 * MIB, 8 * MIB]
+    sizes = [4096, 8192, 12288, MIB, MIB + 4, 2 * MIB, 3 * MIB, 5 * MIB, 6 * MIB, 8 * MIB]
     rest = dict.fromkeys(sizes, 0)  # runs until more of the size are asked for
     between = dict.fromkeys(sizes, 0)  # what is asked for until then
     for _ in range(1500):
@@ -201,10 +201,25 @@ def test_demand_that_comes_and_goes_is_decided_alike(js: NodeModules, window: in
             for _ in range(between[size] if rest[size] >= 0 else random.randint(2, 3)):
                 subject.get(140, size)
             if rest[size] < 0 and random.random() < 0.3:
-                rest[size] = random.choice([1, 2, random.randint(window, 8 * window), 35 * window])
+                rest[size] = random.choice([1, 1, 2, random.randint(window, 8 * window), 35 * window])
                 between[size] = random.randint(0, 1)
         while len(subject.live) > random.randint(0, 4):
             subject.put(random.randrange(99))
+    subject.compare(js, settings)
+
+
+def test_windows_widen_and_narrow_alike(js: NodeModules) -> None:
+    """Each size has its own peaks: a second one after every distance, or a third one after it widened the window."""
+    settings: Settings = {"options": {"window": 2}}
+    subject = caller(settings)
+    peaks = [{3, 3 + gap} for gap in range(1, 24)] + [{3, 8, 8 + gap} for gap in range(50, 90)]
+    for run in range(110):
+        subject.call("begin_run")
+        for index, times in enumerate(peaks):
+            for _ in range(3 if run in times else 1):
+                subject.get(140, 4096 * (1 + index))
+        while subject.live:
+            subject.put(0)
     subject.compare(js, settings)
 
 
@@ -248,6 +263,43 @@ def test_what_is_live_is_all_that_exceeds_a_budget() -> None:
     assert json.loads(subject.call("stats"))["peak_bytes"] == 8 * MIB
     assert subject.call("acquire", 132, 9 * MIB) == 0
     assert subject.call("room", 9 * MIB) == "4"
+
+
+def test_sizes_that_never_come_back_are_not_kept() -> None:
+    """Under a runtime that does not round sizes a growing tensor is never served: then it must cost nothing."""
+    events = [
+        (op, value, request._replace(exact=True) if op == ACQUIRE else request)
+        for op, value, request in growing(PHI4_MINI, 1000, 1020)
+    ]
+    subject = caller({})
+    creates = replay(subject, events)
+    assert creates[-1] == 64
+    assert json.loads(subject.keeper.stats())["peak_bytes"] <= 1.01 * 2 * 64 * 2048 * 1020
+
+
+def test_a_size_of_every_other_run_is_learned(js: NodeModules) -> None:
+    subject = caller({})
+    creates = []
+    for run in range(12):
+        subject.call("begin_run")
+        before = subject.creates
+        subject.get(140, MIB if run % 2 else 2 * MIB)
+        subject.put(0)
+        creates.append(subject.creates - before)
+    assert creates == [1, 1, 1, 1] + [0] * 8
+    subject.compare(js, {})
+
+
+def test_a_size_of_one_run_goes_when_the_next_goes_on_without_it(js: NodeModules) -> None:
+    subject = Caller(Keeper())
+    freed = []
+    for size in [MIB, 0, 0, 2 * MIB, 2 * MIB, 0, 4 * MIB, 4 * MIB]:
+        freed.append(subject.call("begin_run"))
+        if size:
+            subject.get(140, size)
+            subject.put(0)
+    assert freed == ["", "", "", "", "1", "", "", ""]  # 2 MiB were asked for by two runs: the window counts
+    subject.compare(js, {})
 
 
 def test_usages_and_sizes_do_not_mix() -> None:

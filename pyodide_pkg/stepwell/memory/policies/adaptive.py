@@ -1,7 +1,8 @@
 """``adaptive``: keeps what a run needs, as measured: per size class the high-water mark of the last runs.
 
 *How many.*  See ``SizeClass``.  Releases that come after a run's submit fall into the same window as the run.  A class
-that the KV cache has left is dropped after two runs without demand, unless that proved wrong before.
+that the KV cache has left is dropped when two runs went on without it, unless that proved wrong before; a size that was
+asked for exactly, by one run only, when the next went on without it (with a tensor that grows all sizes are like that).
 
 *Which sizes.*  See ``size_classes``: KV tensors have classes of their own per site, so that a growing cache crosses
 them one tensor at a time.  A few tensors share ONNX Runtime's classes instead: their crossing is a small burst, and
@@ -71,7 +72,7 @@ class Adaptive:
         classes = self._kv if request.role is _KV else self._other
         found = classes.get(size)
         if found is None:
-            found = classes[size] = SizeClass(size, self._window)
+            found = classes[size] = SizeClass(size, self._window, request.exact)
         found.outstanding = outstanding = found.outstanding + 1
         if outstanding > found.peak:
             found.peak = outstanding
@@ -105,15 +106,16 @@ class Adaptive:
             self._few = not self._few
             self._kv_series = [None] * PHASES
         given_up: list[int] = []
-        kv_goes_on = any(found.peak for found in self._kv.values())
         for classes in (self._kv, self._other):
+            goes_on = any(found.peak for found in classes.values())
             forgotten: list[int] = []
             for size, found in classes.items():
                 if found.peak or found.marks or found.outstanding:
                     if found.peak:
                         found.credit = self._inflation + cost_per_byte(size)
                     found.turn(run)
-                if classes is self._kv and kv_goes_on and self._outgrown(found):
+                once = found.exact and found.runs == 1
+                if goes_on and (once or classes is self._kv) and self._outgrown(found, once):
                     found.marks.clear()
                 surplus = found.surplus(run)
                 if surplus > 0:
@@ -193,9 +195,10 @@ class Adaptive:
     def _classes(self) -> list[SizeClass]:
         return [*self._kv.values(), *self._other.values()]
 
-    def _outgrown(self, found: SizeClass) -> bool:
-        """KV went on in the run that ended, but asked for nothing of this class in the last runs."""
-        return self._run - found.last_used >= _KV_PATIENCE_RUNS and found.window == found.base_window
+    def _outgrown(self, found: SizeClass, once: bool) -> bool:
+        """Nothing was asked of this class in the last runs, or in the last one if one run only ever did (``once``)."""
+        patience = 1 if once else _KV_PATIENCE_RUNS
+        return self._run - found.last_used >= patience and found.window == found.base_window
 
     def _keeping_order(self, found: SizeClass) -> tuple[bool, float, int, int]:
         """Victims first: unused in this run and the last, then the least credit, the oldest use, the largest."""

@@ -22,6 +22,7 @@ class SizeClass:
         "ahead_until",
         "base_window",
         "credit",
+        "exact",
         "free",
         "gave_up",
         "last_used",
@@ -29,18 +30,21 @@ class SizeClass:
         "outstanding",
         "peak",
         "regretted",
+        "runs",
         "size",
         "window",
     )
 
-    def __init__(self, size: int, window: int) -> None:
+    def __init__(self, size: int, window: int, exact: bool = False) -> None:
         self.size = size
+        self.exact = exact  # a size that was asked for, not a class that many sizes share
         self.free: list[int] = []
         self.outstanding = 0  # below 0 when leases of earlier runs come back
         self.peak = 0
         self.marks: deque[tuple[int, int]] = deque()
         self.window = self.base_window = window
         self.last_used = -1  # the last run with demand
+        self.runs = 0  # that had demand
         self.gave_up: int | None = None  # the run in which buffers were given up
         self.regretted = 0
         self.credit = 0.0
@@ -56,6 +60,7 @@ class SizeClass:
         peak, marks = self.peak, self.marks
         if peak:
             self.last_used = run
+            self.runs += 1
             while marks and marks[-1][1] <= peak:
                 marks.pop()
             marks.append((run, peak))

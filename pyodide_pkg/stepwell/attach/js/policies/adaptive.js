@@ -45,11 +45,14 @@ export class Adaptive {
   beginRun() {
     const run = this.#run;
     const givenUp = [];
+    const goesOn = this.#anyDemand();
     for (const [size, found] of this.#classes) {
       if (found.peak > 0 || found.marks.length > 0 || found.outstanding !== 0) {
         if (found.peak > 0) found.credit = this.#inflation + costPerByte(size);
         found.turn(run);
       }
+      const once = found.runs === 1; // with a tensor that grows every size is like that
+      if (once && goesOn && found.lastUsed < run && found.window === found.baseWindow) found.marks = [];
       const surplus = found.surplus();
       if (surplus > 0) givenUp.push(...found.giveUp(surplus, run));
       const unused = found.free.length === 0 && found.marks.length === 0;
@@ -80,6 +83,13 @@ export class Adaptive {
     let found = this.#classes.get(size);
     if (found === undefined) this.#classes.set(size, (found = new SizeClass(size, this.#window)));
     return found;
+  }
+
+  #anyDemand() {
+    for (const found of this.#classes.values()) {
+      if (found.peak > 0) return true;
+    }
+    return false;
   }
 
   /** Unused in this run and the last first, then the least credit, the oldest use, the largest. */

@@ -14,6 +14,7 @@ export class SizeClass {
   peak = 0;
   marks = []; // [run, mark], the candidates for the largest, in order of runs
   lastUsed = -1; // the last run with demand
+  runs = 0; // that had demand
   gaveUp = null; // the run in which buffers were given up
   regretted = 0;
   credit = 0;
@@ -32,6 +33,7 @@ export class SizeClass {
     const { peak, marks } = this;
     if (peak > 0) {
       this.lastUsed = run;
+      this.runs++;
       while (marks.length > 0 && marks.at(-1)[1] <= peak) marks.pop();
       marks.push([run, peak]);
     }
