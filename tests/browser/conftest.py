@@ -89,8 +89,23 @@ def open_lab(browser: Browser, url: str, packages: tuple[str, ...] = ("stepwell"
     return Lab(page)
 
 
+@pytest.fixture(scope="session")
+def shared_lab(browser: Browser, server_url: str) -> Iterator[Lab]:
+    lab = open_lab(browser, server_url)
+    yield lab
+    lab.page.close()
+
+
 @pytest.fixture(scope="module")
-def lab(browser: Browser, server_url: str) -> Iterator[Lab]:
+def lab(request: pytest.FixtureRequest, browser: Browser, server_url: str) -> Iterator[Lab]:
+    """A page of the module's own.
+
+    To start Pyodide takes seconds: modules whose calls leave nothing behind, each with a device that it opens and
+    closes, say ``SHARES_A_PAGE`` and have one together.
+    """
+    if getattr(request.module, "SHARES_A_PAGE", False):
+        yield request.getfixturevalue("shared_lab")
+        return
     lab = open_lab(browser, server_url)
     yield lab
     lab.page.close()

@@ -37,6 +37,7 @@ from tests.reference import kernels as reference
 from tests.reference.kernels import U
 
 pytestmark = pytest.mark.browser
+SHARES_A_PAGE = True
 
 GPU = replace(
     tuning_for(DeviceInfo("", "", "a GPU", False, {}, frozenset())),

@@ -40,6 +40,7 @@ from tests.reference import kernels as reference
 from tests.reference.kernels import Array, U
 
 pytestmark = pytest.mark.browser
+SHARES_A_PAGE = True
 
 
 def adapter(description: str, subgroup_size: int = 0) -> DeviceInfo:

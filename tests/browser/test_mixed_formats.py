@@ -19,6 +19,7 @@ from tests.browser.conftest import Lab, encode
 from tests.tiny_llama import reference_llama, write_tiny_llama
 
 pytestmark = pytest.mark.browser
+SHARES_A_PAGE = True
 
 PROMPT = [5, 300, 17, 17, 42, 99, 3]
 STEPS = 6

@@ -22,6 +22,7 @@ from tests.browser.test_kernels import TUNINGS
 from tests.reference import sampling as reference
 
 pytestmark = pytest.mark.browser
+SHARES_A_PAGE = True
 TOLERANCE = 2e-5
 
 SOURCE = """

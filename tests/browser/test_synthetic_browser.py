@@ -12,6 +12,7 @@ from tests.browser.kernel_lab import Case, KernelLab, poison
 from tests.browser.test_kernels import TUNINGS
 
 pytestmark = pytest.mark.browser
+SHARES_A_PAGE = True
 
 N, K = 70, 96
 DEVIATION = 0.02
