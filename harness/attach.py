@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from harness.ablate import median_interval
-from harness.compare import rotated
+from harness.compare import interleaved
 from harness.errors import RunError, SetupError
 from harness.summary import percentile
 
@@ -73,10 +73,7 @@ class Plan:
 
     def schedule(self) -> Iterator[tuple[int, int, Arm]]:
         """(round, start, arm) in the order of running."""
-        for turn in range(self.rounds):
-            for start in self.starts:
-                for arm in rotated(self.arms, turn):
-                    yield turn, start, arm
+        return interleaved(self.arms, self.starts, self.rounds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,10 +70,7 @@ class Plan:
 
     def schedule(self) -> Iterator[tuple[int, int, Arm]]:
         """(round, start, arm) in the order of running."""
-        for turn in range(self.rounds):
-            for start in self.starts:
-                for arm in rotated(self.arms, turn):
-                    yield turn, start, arm
+        return interleaved(self.arms, self.starts, self.rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +107,14 @@ class Row:
     @property
     def max_over_median(self) -> float:
         return self.max_ms / self.median_ms
+
+
+def interleaved(arms: Sequence[AnyArm], starts: Sequence[int], rounds: int) -> Iterator[tuple[int, int, AnyArm]]:
+    """(round, start, arm): in every round each arm at each start, the arms in another order."""
+    for turn in range(rounds):
+        for start in starts:
+            for arm in rotated(arms, turn):
+                yield turn, start, arm
 
 
 def rotated(arms: Sequence[AnyArm], turn: int) -> list[AnyArm]:

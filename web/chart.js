@@ -3,6 +3,7 @@
  * A chart is a picture; its panel gives the same data as a table.
  */
 import { element } from "./dom.js";
+import { number } from "./format.js";
 
 /** Line patterns by run style, in CSS pixels; [] is solid. */
 export const DASHES = [[], [8, 4], [2, 3], [12, 3, 2, 3], [16, 5], [5, 2, 2, 2, 2, 2]];
@@ -66,8 +67,31 @@ export class Chart {
   }
 }
 
+/**
+ * uPlot's options for figures of 0 or more over positions or tokens; `room` is what of the height stays free above the
+ * largest. A panel spreads its own over them.
+ */
+export function timeline(series, room = 0.1) {
+  return {
+    legend: { show: false },
+    cursor: { y: false, points: { size: 7 } },
+    padding: [14, 26, 0, 0],
+    scales: {
+      x: { time: false, range: (_, low, high) => [low, Math.max(high, low + 1)] },
+      y: { range: (_, low, high) => [0, high > 0 ? high * (1 + room) : 1] },
+    },
+    axes: axes(number),
+    series: [{}, ...series],
+  };
+}
+
+/** A run's line in its style, for `timeline`. */
+export function line(label, style) {
+  return { label, stroke: () => colour(`--run-${style}`), width: 2, dash: DASHES[style] };
+}
+
 /** Axes in the page's type and colours; `format` writes the values of the vertical one. */
-export function axes(format) {
+function axes(format) {
   const font = `12px ${getComputedStyle(document.body).fontFamily}`;
   const stroke = () => colour("--muted");
   const shared = { font, stroke, ticks: { show: false } };

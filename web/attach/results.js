@@ -1,5 +1,5 @@
 /** What the example shows: the code, two charts over the steps, the table, and what can be done with a recorded trace. */
-import { axes, Chart, colour, DASHES, swatch } from "../chart.js";
+import { Chart, line, swatch, timeline } from "../chart.js";
 import { copyButton, saveBlob } from "../clipboard.js";
 import { element, scroller, table } from "../dom.js";
 import { bytes, milliseconds, number, plural } from "../format.js";
@@ -121,26 +121,7 @@ function entry(arm) {
 }
 
 function options(shown) {
-  return {
-    legend: { show: false },
-    cursor: { y: false, points: { size: 7 } },
-    padding: [14, 26, 0, 0],
-    scales: {
-      x: { time: false, range: (_, low, high) => [low, Math.max(high, low + 1)] },
-      y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] },
-    },
-    axes: axes(number),
-    series: [
-      {},
-      ...shown.map(({ arm }) => ({
-        label: arm,
-        stroke: () => colour(`--run-${ORDER.indexOf(arm)}`),
-        width: 2,
-        dash: DASHES[ORDER.indexOf(arm)],
-        spanGaps: true,
-      })),
-    ],
-  };
+  return timeline(shown.map(({ arm }) => ({ ...line(arm, ORDER.indexOf(arm)), spanGaps: true })));
 }
 
 /** Shown while there is a trace. */

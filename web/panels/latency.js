@@ -1,4 +1,4 @@
-import { axes, Chart, colour, DASHES, swatch } from "../chart.js";
+import { Chart, colour, line, swatch, timeline } from "../chart.js";
 import { element, lazyDetails, onNextFrame, scroller, table } from "../dom.js";
 import { bytes, byteStep, milliseconds, number, plural } from "../format.js";
 import { ON_PAGE } from "../messages.js";
@@ -73,26 +73,14 @@ function collectMarks(runs) {
 }
 
 function options(runs, readout, marksOf) {
+  const series = runs.map((run) => ({
+    ...line(run.name, run.style),
+    spanGaps: true,
+    points: { show: () => run.steps.length === 1 },
+  }));
   return {
-    legend: { show: false },
-    cursor: { y: false, points: { size: 7 } },
+    ...timeline(series, 0.18),
     padding: [14, 14, 0, 0],
-    scales: {
-      x: { time: false, range: (_, low, high) => [low, Math.max(high, low + 1)] },
-      y: { range: (_, low, high) => [0, high > 0 ? high * 1.18 : 1] },
-    },
-    axes: axes(number),
-    series: [
-      {},
-      ...runs.map((run) => ({
-        label: run.name,
-        stroke: () => colour(`--run-${run.style}`),
-        width: 2,
-        dash: DASHES[run.style],
-        spanGaps: true,
-        points: { show: () => run.steps.length === 1 },
-      })),
-    ],
     hooks: {
       draw: [(plot) => drawMarks(plot, marksOf(), runs)],
       setCursor: [(plot) => (readout.textContent = readAt(plot, runs))],

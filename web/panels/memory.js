@@ -1,4 +1,4 @@
-import { axes, Chart, colour } from "../chart.js";
+import { Chart, colour, timeline } from "../chart.js";
 import { element, lazyDetails, onNextFrame, scroller, table } from "../dom.js";
 import { bytes, mebibytes, number } from "../format.js";
 import { ON_PAGE } from "../messages.js";
@@ -83,29 +83,15 @@ function stack({ tokens }, layers) {
 }
 
 function options(layers, withLine) {
-  return {
-    legend: { show: false },
-    cursor: { show: false },
-    padding: [12, 14, 0, 0],
-    scales: {
-      x: { time: false, range: (_, low, high) => [low, Math.max(high, low + 1)] },
-      y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] },
-    },
-    axes: axes(number),
-    series: [
-      {},
-      ...layers.toReversed().map(({ role }) => ({
-        label: role,
-        fill: () => colour(colourName(role)),
-        stroke: () => colour("--panel"),
-        width: 1,
-        points: { show: false },
-      })),
-      ...(withLine
-        ? [{ label: "in use", stroke: () => colour("--ink"), width: 1.5, dash: [2, 3], points: { show: false } }]
-        : []),
-    ],
-  };
+  const series = layers.toReversed().map(({ role }) => ({
+    label: role,
+    fill: () => colour(colourName(role)),
+    stroke: () => colour("--panel"),
+    width: 1,
+    points: { show: false },
+  }));
+  const inUse = { label: "in use", stroke: () => colour("--ink"), width: 1.5, dash: [2, 3], points: { show: false } };
+  return { ...timeline(withLine ? [...series, inUse] : series, 0.08), cursor: { show: false }, padding: [12, 14, 0, 0] };
 }
 
 function colourName(role) {

@@ -1,4 +1,4 @@
-import { axes, Chart, colour, DASHES, swatch } from "../chart.js";
+import { Chart, line, swatch, timeline } from "../chart.js";
 import { copyButton, saveBlob, saveJson } from "../clipboard.js";
 import { element, scroller, table } from "../dom.js";
 import { applyLateQuery, OPTION_PREFIX } from "../form.js";
@@ -275,26 +275,8 @@ function drawSeries(chart, { baseline, recommended, settings, unit }, key) {
   const best = settings.find(({ label }) => label === recommended);
   const lines = [baseline, ...(best ? [best] : [])];
   const data = [baseline.series.map(([x]) => x), ...lines.map(({ series }) => series.map(([, y]) => y))];
-  const options = () => ({
-    legend: { show: false },
-    cursor: { y: false, points: { size: 7 } },
-    padding: [14, 26, 0, 0],
-    scales: {
-      x: { time: false, range: (_, low, high) => [low, Math.max(high, low + 1)] },
-      y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] },
-    },
-    axes: axes(number),
-    series: [
-      {},
-      ...lines.map(({ label }, style) => ({
-        label,
-        stroke: () => colour(`--run-${style}`),
-        width: 2,
-        dash: DASHES[style],
-        points: { show: data[0].length === 1 },
-      })),
-    ],
-  });
+  const points = { show: data[0].length === 1 };
+  const options = () => timeline(lines.map(({ label }, style) => ({ ...line(label, style), points })));
   const means = lines.map(({ label, steady_creates_per_token: mean }) => `${label}: ${number(mean)} on average`);
   chart.update(key, options, data, `Line chart of buffers created per ${unit}. ${means.join("; ")}.`);
 }
