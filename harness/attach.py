@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from harness.ablate import median_interval
-from harness.compare import interleaved
+from harness.compare import interleaved, refuse_twins
 from harness.errors import RunError, SetupError
 from harness.summary import percentile
 
@@ -59,9 +59,7 @@ class Plan:
             raise SetupError(f"there is no model with {self.tensors} tensors; there are {TENSORS[0]} and {TENSORS[1]}.")
         if self.steps <= self.skip:
             raise SetupError(f"{self.steps} steps, of which {self.skip} are warm-up: ask for {self.skip + 1} or more.")
-        names = [arm.name for arm in self.arms]
-        if len(set(names)) < len(names):
-            raise SetupError(f"an arm is named twice: {', '.join(names)}.")
+        refuse_twins([arm.name for arm in self.arms])
 
     @property
     def model(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from playwright.sync_api import Browser
 from rich.table import Table
 
+from harness.compare import rotated
 from harness.errors import RunError
 
 PAGE = Path(__file__).parent / "templates" / "attach_cost.html"
@@ -55,7 +56,7 @@ def measure(
         page.goto(f"{url.rstrip('/')}/attach_cost.html")
         page.wait_for_function("() => window.measure")
         for number in range(rounds):
-            for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
+            for arm in rotated(arms, number):
                 tell(f"round {number + 1} of {rounds}: {arm.name} {arm.zero}")
                 found = page.evaluate("measure", {"arm": arm.name, "zero": arm.zero, "steps": steps})
                 _add(arm, found)

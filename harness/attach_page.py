@@ -5,7 +5,7 @@ from typing import Any
 from playwright.sync_api import Browser, Error, Page
 
 from harness.attach import Step
-from harness.errors import RunError
+from harness.errors import CRASHED, RunError
 
 _WORK = """async ([what, limit, options]) => {
   const late = new Promise((_, reject) => {
@@ -44,8 +44,7 @@ class PageArm:
             return self._page.evaluate(_WORK, [what, self._timeout_s, options])
         except Error as error:
             if self._crashed:
-                reason = "the browser's page process crashed (out of memory, or a lost GPU process)"
-                raise RunError(reason, "Crash") from error
+                raise RunError(CRASHED, "Crash") from error
             raise RunError(f"{what}: {error.message}") from error
 
 

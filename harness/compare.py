@@ -52,9 +52,7 @@ class Plan:
             raise SetupError(
                 f"{self.tokens} tokens, of which {self.skip} are warm-up: ask for {self.skip + 1} or more."
             )
-        names = [arm.name for arm in self.arms]
-        if len(set(names)) < len(names):
-            raise SetupError(f"an arm is named twice: {', '.join(names)}.")
+        refuse_twins([arm.name for arm in self.arms])
 
     @property
     def control(self) -> str:
@@ -107,6 +105,12 @@ class Row:
     @property
     def max_over_median(self) -> float:
         return self.max_ms / self.median_ms
+
+
+def refuse_twins(names: Sequence[str]) -> None:
+    """SetupError where two arms have one name: their figures would be mixed."""
+    if len(set(names)) < len(names):
+        raise SetupError(f"an arm is named twice: {', '.join(names)}.")
 
 
 def interleaved(arms: Sequence[AnyArm], starts: Sequence[int], rounds: int) -> Iterator[tuple[int, int, AnyArm]]:

@@ -7,6 +7,9 @@ HarnessError
 A message says what happened and what to do next.
 """
 
+CRASHED = "the browser's page process crashed (out of memory, or a lost GPU process)"
+"""What a RunError with the code ``Crash`` says."""
+
 
 class HarnessError(Exception):
     exit_code = 1

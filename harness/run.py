@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Error, Page
 from harness import record as records
 from harness.adapter import Adapter, assert_adapter
 from harness.browser import HOW_TO_GET_FONTS, Profile
-from harness.errors import RunError, SetupError
+from harness.errors import CRASHED, RunError, SetupError
 from harness.record import Record
 from harness.scenario import Scenario
 from harness.setup import has_fonts
@@ -269,7 +269,7 @@ class PageRunner:
 
     def _error(self, message: str, code: str = "") -> RunError:
         if self._crashed:
-            message, code = "the browser's page process crashed (out of memory, or a lost GPU process)", "Crash"
+            message, code = CRASHED, "Crash"
         return RunError(message + self._heard(message), code)
 
     def _heard(self, message: str) -> str:

@@ -48,13 +48,18 @@ class NodeModules:
         return answer.get("value")
 
 
-@contextmanager
-def node_modules(needed: str, source: str) -> Iterator[NodeModules]:
-    """The modules up to ``needed``, and ``source``: one that imports from them, and exports ``answer(question)``."""
+def joined(needed: str, source: str) -> str:
+    """A script with the modules up to ``needed``, and ``source``, whose exports are ``globalThis.stepwell``."""
     order = MODULES[: MODULES.index(needed) + 1]
     folder = files("stepwell.attach").joinpath("js")
     sources = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in order} | {"test.js": source}
-    script = join_modules(sources, (*order, "test.js"), "test") + _SERVE
+    return join_modules(sources, (*order, "test.js"), "test")
+
+
+@contextmanager
+def node_modules(needed: str, source: str) -> Iterator[NodeModules]:
+    """The modules up to ``needed``, and ``source``: one that imports from them, and exports ``answer(question)``."""
+    script = joined(needed, source) + _SERVE
     # the script as an argument: standard input is for the questions
     with subprocess.Popen(["node", "-e", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -3,34 +3,20 @@
 import json
 import subprocess
 from collections import Counter
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepwell.attach.bundle import join_modules
 from stepwell.memory.buffer import Role
 from stepwell.memory.policies import make_policy
 from stepwell.memory.policies.base import Request
 from stepwell.memory.simulator import served, simulate
 from stepwell.memory.traces import ACQUIRE, FLUSH, RELEASE, RUN, Cause, read_metadata, read_trace
 from stepwell.memory.what_if import CREATE_US, CREATE_US_PER_MIB
+from tests.attach_lab import joined
 
 PROGRAM = (Path(__file__).parent.parent / "recorder_program.js").read_text(encoding="utf-8")
-MODULES = (
-    *(
-        "event_log.js",
-        "tokens.js",
-        "boundaries.js",
-        "recording.js",
-        "trace_text.js",
-        "costs.js",
-        "reuse.js",
-        "summary.js",
-    ),
-    "recorder.js",
-)
 ALL = """\
 import { Boundaries } from "./boundaries.js";
 import { Recorder } from "./recorder.js";
@@ -70,9 +56,7 @@ async function grow(device, sizes, options) {
 
 def in_node(body: str) -> Any:
     """What ``body``, an async function's, returns, with the recorder around the fake of recorder_program.js."""
-    folder = files("stepwell.attach").joinpath("js")
-    sources = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in MODULES} | {"all.js": ALL}
-    script = join_modules(sources, (*MODULES, "all.js"), "test")
+    script = joined("recorder.js", ALL)
     source = (
         f"{script}{PROGRAM}{WATCHED}(async () => {{{body}}})().then((value) => console.log(JSON.stringify(value)));"
     )

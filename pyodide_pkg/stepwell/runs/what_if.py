@@ -98,9 +98,9 @@ class WhatIfRun:
         costs = recorded_costs(metadata, question.create_us, question.create_us_per_mib)
         baseline, baseline_from = recorded_setting(metadata, question.baseline)
         events = await self._read(path)
-        found = survey(events, metadata) if events is not None else None
-        if events is None or found is None:
+        if events is None:
             return None
+        found = survey(events, metadata)
         asked = [(baseline, None), *((setting, question.budget_bytes) for setting in settings(found.attached))]
         outcomes: list[Outcome] = []
         for setting, budget in asked:
