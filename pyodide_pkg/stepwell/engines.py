@@ -36,9 +36,13 @@ class Engines:
             self._launchers.pop(next(iter(self._launchers))).close()
         return launcher
 
-    def close(self) -> None:
-        """Give back every launcher, the pool and the device."""
+    def release(self) -> None:
+        """Give back every launcher: the next model has other kernels, and larger workspaces for the same shapes."""
         while self._launchers:
             self._launchers.popitem()[1].close()
+
+    def close(self) -> None:
+        """Give back every launcher, the pool and the device."""
+        self.release()
         self.pool.close()
         self.device.close()

@@ -164,6 +164,7 @@ class Frontend:
         if self._model is not None:
             self._model.llama.close()
             self._model = None
+            self._opened().release()
 
     def _make_room(self) -> Launcher:
         """Give up the present model; what the next one is loaded with."""

@@ -372,6 +372,26 @@ def test_a_model_stays_when_its_first_engine_makes_room(tiny: Path, monkeypatch:
     assert set(page.device.table_sizes().values()) == {0}
 
 
+def test_models_of_other_sizes_come_one_after_another(tmp_path: Path) -> None:
+    """Nothing that was sized by one is left for the next: workspaces go by the shape of a step, not by the model."""
+    asked = json.dumps({"prompt": "Hi", "tokens": 3, "ban_eos": True, "kv": "paged"})
+    page = Page()
+
+    async def run() -> None:
+        await page.frontend.open()
+        for heads in (2, 8, 4):
+            path = tmp_path / f"{heads}.gguf"
+            write_tiny_llama(path, n_heads=heads, n_kv_heads=2)
+            await page.frontend.load_source(json.dumps({"name": str(heads)}), FileSource(path))
+            await page.frontend.run(asked)
+
+    asyncio.run(run())
+    assert page.of("error") == []
+    assert [len(message["record"]["tokens"]) for message in page.of("done")] == [3, 3, 3]
+    page.frontend.close()
+    assert set(page.device.table_sizes().values()) == {0}
+
+
 @pytest.mark.parametrize("what", ["model", "workload"])
 def test_time_on_the_gpu_and_a_trace_are_there_when_asked_for(what: str, tiny: Path, page: Page) -> None:
     page.model = tiny
