@@ -33,14 +33,16 @@ from stepwell.errors import StepwellError
 from stepwell.kernels.fused import FusedOps
 from stepwell.kernels.kv import KVShape, KVSlabs, KVTensors, PageTable, table_words
 from stepwell.kernels.ops import Heads, Matrix, Ops
-from stepwell.kernels.tuning import Tuning
+from stepwell.kernels.tuning import Tile, Tuning
 from stepwell.launch.launcher import Launcher
+from stepwell.launch.options import LaunchOptions
 from stepwell.launch.recorder import Launch, Recorder
 
 class Case:
     def __init__(self, launcher, case, poison):
         device, pool = launcher.device, launcher.pool
         tuning = Tuning(**case["tuning"])
+        tuning = replace(tuning, tiles=tuple(Tile(*tile) for tile in tuning.tiles))
         if tuning.subgroup:  # asked for subgroups: those that this adapter has
             info = device.info
             tuning = replace(tuning, subgroup=info.subgroup_size * (info.subgroup_size == info.subgroup_max_size))
@@ -91,7 +93,7 @@ class Case:
 
 async def main(args):
     device = await open_device()
-    launcher = Launcher(device, BufferPool(device, "disabled"))
+    launcher = Launcher(device, BufferPool(device, "disabled"), LaunchOptions(variants_per_node=0))
     try:
         cases = [Case(launcher, case, args["poison"]) for case in args["cases"]]
         compiled = await asyncio.gather(*(launcher.prepare(case.step) for case in cases), return_exceptions=True)

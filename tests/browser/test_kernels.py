@@ -20,7 +20,8 @@ from stepwell.gpu.device import DeviceInfo
 from stepwell.kernels import KERNELS
 from stepwell.kernels.layouts import LAYOUT_OF_FORMAT, MatrixLayout, layout_of_formats
 from stepwell.kernels.ops import Heads, Ops
-from stepwell.kernels.tuning import Tuning, tuning_for
+from stepwell.kernels.tuning import TILES as SHIPPED_TILES
+from stepwell.kernels.tuning import Tile, Tuning, tuning_for
 from stepwell.models.config import LlamaConfig
 from stepwell.models.rope import rope_turns
 from tests.browser.conftest import Lab
@@ -231,12 +232,28 @@ def matmuls(tuning: str) -> list[Matmul]:
     return shapes
 
 
+TILES = {
+    "8 x 8": Tile(8, 8, 1, 1),  # of 8 threads a block, two share a column
+    "16 x 16": Tile(16, 16, 2, 2),
+    "8 x 64": Tile(8, 64, 1, 8),  # a thread per column
+    **{f"{tile.rows} x {tile.columns} as shipped": tile for tile in SHIPPED_TILES},
+}
+
+
 def tiles() -> list[Matmul]:
-    """Of `matmul_tile`: a part of a tile, whole ones, and more than one in both directions."""
-    shapes = [Matmul("tile", kind, rows, 21, 64) for kind in ("F32", "F16", "BF16", "Q4_0", "Q8_0") for rows in (3, 9)]
-    shapes += [Matmul("tile", kind, 5, 33, 256) for kind in ("Q4_K", "Q5_0", "Q5_K", "Q6_K")]
-    shapes += [Matmul("tile", "Q6_K", 5, 33, 256, beside="Q4_K"), Matmul("tile", "Q4_1", 16, 16, 96)]
-    shapes += [Matmul("tile", "Q4_1", rows, 20, 96, mode) for mode in ("residual", "swiglu") for rows in (2, 11)]
+    """Of `matmul_tile`: a part of a tile, whole ones, and more than one in both directions.
+
+    Every format with one and with two threads that unpack a column, every tile that ships.
+    """
+    shapes = [Matmul("8 x 8", kind, 9 - i % 7, 21, 256) for i, kind in enumerate(FORMATS)]
+    shapes += [Matmul("8 x 64", kind, 2 + i % 7, 70, 256) for i, kind in enumerate(FORMATS)]
+    shapes += [Matmul(name, "Q6_K", 5, 33, 256, beside="Q4_K") for name in ("8 x 8", "8 x 64")]
+    shapes += [Matmul("16 x 16", "Q4_1", 16, 16, 96)]
+    shapes += [Matmul(name, "Q4_1", rows, 20, 96, "residual") for name, rows in (("8 x 8", 2), ("16 x 16", 19))]
+    shapes += [Matmul("16 x 16", "Q4_0", rows, 44, 96, "swiglu") for rows in (2, 33)]
+    shapes += [Matmul("8 x 64", "Q8_0", 11, 140, 64, "swiglu")]
+    shapes += [Matmul(name, "Q4_0", tile.rows + 1, tile.columns + 2, 64) for name, tile in TILES.items()]
+    shapes += [Matmul("64 x 64 as shipped", "Q4_1", 7, 74, 32, "swiglu")]
     return shapes
 
 
@@ -249,8 +266,10 @@ def matmul_blocks(shape: Matmul) -> reference.Bytes:
 
 def matmul_tuning(shape: Matmul) -> Tuning:
     """As shipped for one format; fewer outputs per thread, which compile in a fraction of the time, for the others."""
-    if shape.tuning == "tile":
-        return replace(TUNINGS["split"], tiled_rows=2, tile_rows=8, tile_columns=8)
+    if shape.tuning in TILES:
+        tile = TILES[shape.tuning]
+        room = tile.nbytes if shape.tuning == "8 x 64" else 32768  # for one block, or for two if they fit
+        return replace(TUNINGS["split"], tiled_rows=2, tiles=(tile,), workgroup_bytes=room)
     tuning = TUNINGS[shape.tuning]
     return tuning if shape.format == "Q4_1" else replace(tuning, outputs_per_thread=3, outputs_per_thread_of_tile=2)
 

@@ -177,15 +177,16 @@ class Ops:
     def _matmul_tile(
         self, rec: Recorder, x: Buffer, matrix: Matrix, y: Buffer, rows: int, mode: str, node: str
     ) -> None:
-        tall, wide = self.tuning.tile_rows, self.tuning.tile_columns
-        outputs = matrix.outputs(mode)
+        width, outputs = rec.shapes.width(rows), matrix.outputs(mode)
+        tile, stages = self.tuning.tile_for(width, matrix.n)
         constants = (
-            ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("mode", mode), ("rows", tall),
-            ("columns", wide),
+            ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("mode", mode), *tile._asdict().items(),
+            ("stages", stages),
         )  # fmt: skip
-        grid = (ceil_div(outputs, wide), ceil_div(rows, tall), 1)
+        wide = tile.columns * outputs // matrix.n
+        grid = (ceil_div(outputs, wide), ceil_div(rows, tile.rows), 1)
         buffers = (x, y, *matrix.buffers)
-        rec.launch(Variant("matmul_tile", constants), buffers, grid, node, (rec.shapes.width(rows),))
+        rec.launch(Variant("matmul_tile", constants), buffers, grid, node, (width,))
 
     def rope_append(
         self, rec: Recorder, turns: Buffer, qkv: Buffer, kv: LayerKV, heads: Heads, rows: int, long_from: int = 0

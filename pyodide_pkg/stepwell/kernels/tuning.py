@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from stepwell.errors import BadRequest
 from stepwell.gpu.device import DeviceInfo
+from stepwell.kernels.kv import ceil_div
 from stepwell.launch.options import Kernels, LaunchOptions, Switch
 
 
@@ -68,6 +69,32 @@ class Spread:
         return self.wide * self.per
 
 
+class Tile(NamedTuple):
+    """What a workgroup of a product of many rows computes: ``rows`` times ``columns`` (rows of W), of which a thread
+    takes ``tall`` times ``across``.
+
+    ``rows / tall`` and ``columns / across`` are multiples of eight, and the first is at least ``across``, so that there
+    is a thread for every column.
+    """
+
+    rows: int
+    columns: int
+    tall: int
+    across: int
+
+    @property
+    def threads(self) -> int:
+        return self.rows // self.tall * (self.columns // self.across)
+
+    @property
+    def nbytes(self) -> int:
+        """Of a workgroup's memory, for a block of 32."""
+        return 128 * (self.rows + self.columns)
+
+
+TILES = (Tile(128, 64, 8, 8), Tile(64, 64, 8, 8), Tile(64, 32, 8, 4), Tile(32, 32, 4, 4), Tile(16, 32, 2, 4))
+"""From those that read workgroup memory the least, per product, to those of which a step makes the most."""
+
 BESIDE_SLABS = 3  # storage buffers that attention binds: the queries, and what it leaves for its merge
 MOST_SLABS = 12  # attention's loads are there once for each
 DOT4 = "packed_4x8_integer_dot_product"  # WGSL's language extension
@@ -92,8 +119,7 @@ class Tuning:
     split_outputs: int = 8  # split: outputs per workgroup
     split_threads: int = 128  # split: threads per workgroup, at most
     tiled_rows: int = 0  # split: from so many rows on, products are matmul_tile's; 0: never
-    tile_rows: int = 64  # its outputs per workgroup
-    tile_columns: int = 32
+    tiles: tuple[Tile, ...] = TILES  # for it to choose from
     argmax_parts: int = 1  # workgroups that share the logits
     sample_parts: int = 4  # the same, of sampling; at most its threads
     sample_threads: int = 16  # a power of two up to 1,024
@@ -122,6 +148,23 @@ class Tuning:
             raise BadRequest(
                 f"sampling in {parts} parts by {threads} threads; a power of two up to 1,024, and no more parts."
             )
+
+    def tile_for(self, rows: int, columns: int) -> tuple[Tile, int]:
+        """The tile of a product of so many rows with so many rows of W, and how many blocks are in memory at once.
+
+        The first of ``tiles`` that fits and that leaves enough workgroups to fill the GPU; else the last that fits.
+        None but the last is taller than the step.
+        """
+        fitting = [tile for tile in self.tiles if tile.rows <= rows and tile.nbytes <= self.workgroup_bytes]
+        tile = next(
+            (
+                tile
+                for tile in fitting
+                if ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns) >= self.workgroups
+            ),
+            fitting[-1] if fitting else self.tiles[-1],
+        )
+        return tile, 2 if 2 * tile.nbytes <= self.workgroup_bytes else 1
 
 
 def tuning_for(

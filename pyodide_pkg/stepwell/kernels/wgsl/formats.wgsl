@@ -67,6 +67,62 @@ let {{ q }}_1 = vec4u({{ q }}_a.z, {{ q }}_b.z, {{ q }}_a.w, {{ q }}_b.w);
 {% endif %}
 {% endmacro %}
 
+{# Instead of LOAD, for a kernel in which one thread, or two, unpack a block: HOLD declares variables, which REFILL reads
+   of the next block while this one is computed with. Of two threads, `part` 0 has the first half of the elements. After
+   UNPACK, PART names what this thread has of them: ELEMENT(format, h, k) from k = 0 on, WEIGHTS_OF_PART(format, h, g, …). #}
+{% macro _own_vectors(format, parts) -%}
+{{ 1 if layouts[format].bits < 8 else layouts[format].vectors // parts }}
+{%- endmacro %}
+{% macro hold(format, q, parts) %}
+{% for i in range(layouts[format].scale_vectors) %}
+var {{ q }}_s{{ i }}: {{ scale_type(format) }};
+{% endfor %}
+{% if layouts[format].high_words %}
+var {{ q }}_n: vec4u;
+{% else %}
+{% for i in range(_own_vectors(format, parts) | int) %}
+var {{ q }}_{{ i }}: vec4u;
+{% endfor %}
+{% endif %}
+{% endmacro %}
+{% macro refill(format, q, block, n, rows, part, parts) %}
+{% set layout = layouts[format] %}
+{% for i in range(layout.scale_vectors) %}
+{{ q }}_s{{ i }} = scales[({{ block }} * {{ layout.scale_vectors }}u + {{ i }}u) * {{ rows }} + {{ n }}];
+{% endfor %}
+{% if layout.bits < 8 %}
+{{ q }}_{{ "n" if layout.high_words else "0" }} = words[{{ block }} * {{ rows }} + {{ n }}];
+{% else %}
+{% set own = _own_vectors(format, parts) | int %}
+{% for i in range(own) %}
+{{ q }}_{{ i }} = words[({{ block }} * {{ layout.vectors }}u + {{ part }} * {{ own }}u + {{ i }}u) * {{ rows }} + {{ n }}];
+{% endfor %}
+{% endif %}
+{% endmacro %}
+{% macro part(format, q, h, part, parts) %}
+{% set layout = layouts[format] %}
+{% if parts == 2 and layout.bits < 8 %}
+let {{ h }}_0 = {{ "select(%s_0, %s_1, %s == 1u)" % (q, q, part) if layout.high_words else "select(%s_0.xy, %s_0.zw, %s == 1u)" % (q, q, part) }};
+{% else %}
+{% for i in range((layout.vectors if layout.bits >= 8 else 2 if layout.high_words else 1) // (parts if layout.bits >= 8 else 1)) %}
+let {{ h }}_{{ i }} = {{ q }}_{{ i }};
+{% endfor %}
+{% endif %}
+{% for g in range(1 if parts == 2 else layout.groups) %}
+{% for name in ("scale", "minimum") if layout.quantised and (name == "scale" or layout.minimum) %}
+{% set of = scale if name == "scale" else minimum %}
+let {{ h }}_{{ name }}{{ g }} = {{ "select(%s, %s, %s == 1u)" % (of(format, q, 0), of(format, q, 1), part) if parts == 2 and layout.groups == 2 else of(format, q, g) }};
+{% endfor %}
+{% endfor %}
+{% endmacro %}
+{% macro weights_of_part(format, h, g, elements) -%}
+{%- if layouts[format].minimum -%}
+{{ elements }} * {{ h }}_scale{{ g }} + {{ h }}_minimum{{ g }}
+{%- else -%}
+({{ elements }} - {{ layouts[format].offset }}.0) * {{ h }}_scale{{ g }}
+{%- endif -%}
+{%- endmacro %}
+
 {# Element k of a block as f32, counted from zero.
    Nibbles and bytes are masked where they lie, so most come out too large by a power of two; FACTORS(format, j), for
    elements 4j .. 4j+3, puts that right: multiply the other factor by it, once per block. The topmost is shifted down

@@ -1,9 +1,14 @@
 // y[row][n] = sum over k of x[row][k] * W[n][k] for many rows, for GPUs: tiles of both factors in workgroup memory.
 //
-// A workgroup computes ROWS x COLUMNS outputs, a thread 4 x 4 of them, whose rows and columns lie a quarter apart. Per block
-// of 32 it unpacks COLUMNS blocks of W once, for all rows.
+// A workgroup takes ROWS rows and COLUMNS rows of W ("columns"), a thread `tall` x `across` of their products, which lie
+// ROWS / tall and COLUMNS / across apart: multiples of eight. Per block of 32 each weight is unpacked once, by PARTS threads
+// per column. What a thread brings of the next block is on its way from memory while it computes; with two `stages` it has
+// a place of its own in workgroup memory, and a block takes one barrier instead of two.
 //
-// `mode` plain: y = …; residual: y += …; swiglu: W holds gate rows, then up rows; y = silu(gate) * up.
+// A row of a tile is eight vectors, in an order that is its own (swizzle): neighbouring rows have theirs in different banks.
+//
+// `mode` plain: y = …; residual: y += …; swiglu: W holds gate rows, then up rows; y = silu(gate) * up. The columns of a
+// tile are then gate and up of half as many outputs, and both of an output are one thread's.
 {% import "formats.wgsl" as formats %}
 {% include "step.wgsl" %}
 {% set quantised = formats.quantised(format) %}
@@ -11,90 +16,127 @@
 {% set outputs = n // 2 if mode == "swiglu" else n %}
 {% set halves = 2 if mode == "swiglu" else 1 %}
 {% set assign = {"plain": "=", "residual": "+=", "swiglu": "="}[mode] %}
-{% set threads = rows // 4 * (columns // 4) %}
+{% set down = rows // tall %}
+{% set along = columns // across %}
+{% set threads = down * along %}
+{% set parts = 2 if threads >= 2 * columns else 1 %}
+{% set units = 8 %}
+{% set turns = (rows * units + threads - 1) // threads %}
 @group(0) @binding(1) var<storage, read> x: array<vec4f>;
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
 {{ formats.declare(format, 3) }}
 
-const K4 = {{ k // 4 }}u;
 const N = {{ n }}u;
 const OUTPUTS = {{ outputs }}u;
 const BLOCKS = {{ k // 32 }}u;
 const ROWS = {{ rows }}u;
 const COLUMNS = {{ columns }}u;
+const PARTS = {{ parts }}u;
 const THREADS = {{ threads }}u;
-const PITCH = 9u;  // vec4f per row of a tile: eight, and one that keeps neighbouring rows in different banks
-var<workgroup> xs: array<vec4f, {{ rows * 9 }}>;
-var<workgroup> ws: array<vec4f, {{ columns * 9 * halves }}>;
+const UNITS = {{ units }}u;  // vectors of 16 bytes in a row of a tile
+const PITCH = {{ k // 32 * units }}u;  // and of x
+var<workgroup> xs: array<vec4f, {{ stages * rows * units }}>;
+var<workgroup> ws: array<vec4f, {{ stages * columns * units }}>;
+
+fn swizzle(row: u32, unit: u32) -> u32 {
+  return row * UNITS + (unit ^ (row & 7u));
+}
+
+{# From memory to registers: what this thread brings of a block. #}
+{% macro fetch(block) %}
+{% for t in range(turns) %}
+x{{ t }} = x[from{{ t }} + {{ block }} * UNITS];
+{% endfor %}
+{{ formats.refill(format, "w", block, "n", "N", "part", parts) | trim }}
+{% endmacro %}
+
+{# From registers to workgroup memory. #}
+{% macro put(stage) %}
+{% for t in range(turns) %}
+{{ "if (thread + %du < %du) { " % (t * threads, rows * units) if (t + 1) * threads > rows * units -}}
+xs[{{ stage }} * {{ rows * units }}u + to + {{ t * threads }}u] = x{{ t }};
+{{- " }" if (t + 1) * threads > rows * units }}
+{% endfor %}
+{{ "if (thread < COLUMNS * PARTS) {" if threads > columns * parts else "{" }}
+  {{ formats.unpack(format, "w") | trim | indent(2) }}
+  {{ formats.part(format, "w", "h", "part", parts) | trim | indent(2) }}
+{% for j in range(8 // parts) %}
+{% set elements = "vec4f(%s, %s, %s, %s)" % (formats.element(format, "h", 4 * j), formats.element(format, "h", 4 * j + 1), formats.element(format, "h", 4 * j + 2), formats.element(format, "h", 4 * j + 3)) %}
+{% if quantised %}
+{% set elements = formats.weights_of_part(format, "h", j * groups // 8 if parts == 1 else 0, "(%s * %s)" % (elements, formats.factors(format, j))) %}
+{% endif %}
+  ws[{{ stage }} * {{ columns * units }}u + swizzle(column, part * {{ 8 // parts }}u + {{ j }}u)] = {{ elements }};
+{% endfor %}
+}
+{% endmacro %}
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
   let first_row = group.y * ROWS;
-  let first = group.x * COLUMNS;
-  let tr = thread / {{ columns // 4 }}u;
-  let tc = thread % {{ columns // 4 }}u;
-{% for half in range(halves) %}
-{% for r in range(4) %}
-  var sum{{ half }}_{{ r }} = vec4f(0.0);
+  let first = group.x * {{ columns // halves }}u;
+  let to = swizzle(thread / UNITS, thread % UNITS);
+{% for t in range(turns) %}
+  let from{{ t }} = min(first_row + (thread + {{ t * threads }}u) / UNITS, step.rows - 1u) * PITCH + thread % UNITS;
+  var x{{ t }}: vec4f;
 {% endfor %}
-{% endfor %}
-  for (var block = 0u; block < BLOCKS; block++) {
-    for (var i = thread; i < ROWS * 8u; i += THREADS) {
-      let row = min(first_row + i / 8u, step.rows - 1u);
-      xs[i / 8u * PITCH + i % 8u] = x[row * K4 + block * 8u + i % 8u];
-    }
-    for (var i = thread; i < COLUMNS * 4u; i += THREADS) {
-      let column = i % COLUMNS;
-      let part = i / COLUMNS;  // of the block: a quarter of its elements
-{% for half in range(halves) %}
-      {
-        let n = min(first + column, OUTPUTS - 1u){{ " + OUTPUTS" if half }};
-        {{ formats.load(format, "w", "block", "n", "N") | trim | indent(8) }}
-        let to = {{ half * columns * 9 }}u + column * PITCH + part * 2u;
-        switch part {
-{% for part in range(4) %}
-          {{ "case %du" % part if part < 3 else "default" }}: {
-{% for j in (2 * part, 2 * part + 1) %}
-{% set elements = "vec4f(%s, %s, %s, %s)" % (formats.element(format, "w", 4 * j), formats.element(format, "w", 4 * j + 1), formats.element(format, "w", 4 * j + 2), formats.element(format, "w", 4 * j + 3)) %}
-{% if quantised %}
-{% set elements = formats.weights(format, "w", j * groups // 8, "(%s * %s)" % (elements, formats.factors(format, j))) %}
-{% endif %}
-            ws[to + {{ j % 2 }}u] = {{ elements }};
-{% endfor %}
-          }
-{% endfor %}
-        }
-      }
-{% endfor %}
-    }
-    workgroupBarrier();
-    for (var j = 0u; j < 8u; j++) {
-{% for r in range(4) %}
-      let x{{ r }} = xs[(tr + {{ r * (rows // 4) }}u) * PITCH + j];
-{% endfor %}
-{% for half in range(halves) %}
-{% for c in range(4) %}
-      {
-        let w = ws[{{ half * columns * 9 }}u + (tc + {{ c * (columns // 4) }}u) * PITCH + j];
-{% for r in range(4) %}
-        sum{{ half }}_{{ r }}.{{ "xyzw"[c] }} += dot(x{{ r }}, w);
-{% endfor %}
-      }
-{% endfor %}
-{% endfor %}
-    }
-    workgroupBarrier();
-  }
-{% for r in range(4) %}
-  {
-    let row = first_row + tr + {{ r * (rows // 4) }}u;
-    if (row < step.rows) {
-{% for c in range(4) %}
-{% set value = "sum0_%d.%s" % (r, "xyzw"[c]) %}
+  let column = thread % COLUMNS;
+  let part = {{ "0u" if parts == 1 else "thread / COLUMNS" if threads == columns * parts else "min(thread / COLUMNS, PARTS - 1u)" }};
 {% if mode == "swiglu" %}
-{% set value = "%s / (1.0 + exp(-%s)) * sum1_%d.%s" % (value, value, r, "xyzw"[c]) %}
+  let n = min(first + column % {{ columns // 2 }}u, OUTPUTS - 1u) + column / {{ columns // 2 }}u * OUTPUTS;
+{% else %}
+  let n = min(first + column, OUTPUTS - 1u);
 {% endif %}
-      if (first + tc + {{ c * (columns // 4) }}u < OUTPUTS) { y[row * OUTPUTS + first + tc + {{ c * (columns // 4) }}u] {{ assign }} {{ value }}; }
+  {{ formats.hold(format, "w", parts) | trim | indent(2) }}
+  let tr = thread / {{ along }}u;
+  let tc = thread % {{ along }}u;
+{% for r in range(tall) %}
+{% for c in range(across) %}
+  var sum{{ r }}_{{ c }} = 0.0;
+{% endfor %}
+{% endfor %}
+  {{ fetch("0u") | trim | indent(2) }}
+{% if stages == 2 %}
+  {{ put("0u") | trim | indent(2) }}
+{% endif %}
+  for (var block = 0u; block < BLOCKS; block++) {
+    let next = min(block + 1u, BLOCKS - 1u);
+{% if stages == 1 %}
+    {{ put("0u") | trim | indent(4) }}
+{% endif %}
+    workgroupBarrier();
+    {{ fetch("next") | trim | indent(4) }}
+{% set stage = "block % 2u" if stages == 2 else "0u" %}
+    for (var j = 0u; j < UNITS; j++) {
+      let x_at = {{ stage }} * {{ rows * units }}u + swizzle(tr, j);
+      let w_at = {{ stage }} * {{ columns * units }}u + swizzle(tc, j);
+{% for r in range(tall) %}
+      let x_{{ r }} = xs[x_at + {{ r * down * units }}u];
+{% endfor %}
+{% for c in range(across) %}
+      let w_{{ c }} = ws[w_at + {{ c * along * units }}u];
+{% for i in "xyzw" %}
+{% for r in range(tall) %}
+      sum{{ r }}_{{ c }} = fma(x_{{ r }}.{{ i }}, w_{{ c }}.{{ i }}, sum{{ r }}_{{ c }});
+{% endfor %}
+{% endfor %}
+{% endfor %}
+    }
+{% if stages == 2 %}
+    {{ put("(block + 1u) % 2u") | trim | indent(4) }}
+{% else %}
+    workgroupBarrier();
+{% endif %}
+  }
+{% for r in range(tall) %}
+  {
+    let row = first_row + tr + {{ r * down }}u;
+    if (row < step.rows) {
+{% for c in range(across // halves) %}
+{% set value = "sum%d_%d" % (r, c) %}
+{% if mode == "swiglu" %}
+{% set value = "%s / (1.0 + exp(-%s)) * sum%d_%d" % (value, value, r, c + across // 2) %}
+{% endif %}
+      if (first + tc + {{ c * along }}u < OUTPUTS) { y[row * OUTPUTS + first + tc + {{ c * along }}u] {{ assign }} {{ value }}; }
 {% endfor %}
     }
   }
