@@ -110,7 +110,8 @@ def _kernels(path: dict[str, Any] | None) -> str:
     if path is None:
         return ""
     lanes = f", subgroups of {path['subgroups']}" if path["subgroups"] else ""
-    return f"; kernels: {path['kernels']}{', fused' * path['fused']}{lanes}{', dot4' * path['dot4']}"
+    arithmetic = "".join(f", {name}" for name in ("dot4", "f16") if path[name])
+    return f"; kernels: {path['kernels']}{', fused' * path['fused']}{lanes}{arithmetic}"
 
 
 def launch_line(record: Record) -> str:

@@ -91,7 +91,7 @@ def make_record(
         "launch": {
             "options": LaunchOptions().as_dict(),
             "params": "immediates",
-            "kernels": {"kernels": "quad", "fused": False, "subgroups": 4, "dot4": False},
+            "kernels": {"kernels": "quad", "fused": False, "subgroups": 4, "dot4": False, "f16": False},
             "identity_rate": 0.5,
             "plans": {"recorded": 0, "replayed": 0, "refused": {"off": len(times)}, "invalidated": 0},
             "bind_groups": {"size": 7, "evicted": 0},

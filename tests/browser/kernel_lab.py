@@ -62,9 +62,8 @@ class Case:
             paged = positions and self.slabs(pool, tuning, buffers, positions, case["half"])
             names[name] = paged or KVTensors(*buffers, case["half"])
         for operation, args, options in case["calls"]:
-            options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-            args = [tuple(arg) if isinstance(arg, list) else arg for arg in args]
-            getattr(ops, operation)(rec, *(names.get(a, a) if isinstance(a, str) else a for a in args), **options)
+            options = {name: self.named(value, names) for name, value in options.items()}
+            getattr(ops, operation)(rec, *(self.named(arg, names) for arg in args), **options)
         self.outputs, self.total = [], 0
         for name in case["outputs"]:
             self.outputs.append((name, self.total, names[name].requested))
@@ -73,6 +72,10 @@ class Case:
         for name, start, nbytes in self.outputs:
             rec.copy(names[name], 0, self.staging, start, nbytes)
         self.step = rec.finish()
+
+    @staticmethod
+    def named(value, names):
+        return tuple(value) if isinstance(value, list) else names.get(value, value) if isinstance(value, str) else value
 
     def slabs(self, pool, tuning, buffers, positions, half):
         shape = KVShape(1, 0, tuning.slabs, (tuning.attention_chunk, tuning.decode_chunk), half)
@@ -197,16 +200,17 @@ class KernelLab:
         self, build: Callable[[Shape], Case], shapes: Sequence[Shape], shape: Shape
     ) -> tuple[Case, Mapping[str, Contents]]:
         """The case that ``build`` makes of ``shape``, and its outputs, with the shapes and types they had before."""
-        case, result = self._batch(build, shapes)[shape]
+        case, result = self.batch(build, shapes)[shape]
         assert "error" not in result, result["error"]
         return case, {name: _unpack(name, data, case.buffers[name]) for name, data in result["outputs"].items()}
 
     def launched(self, build: Callable[[Shape], Case], shapes: Sequence[Shape]) -> set[str]:
         """The kernels that these cases ran."""
-        results = self._batch(build, shapes).values()
+        results = self.batch(build, shapes).values()
         return {kernel for _, result in results for kernel in result.get("kernels", ())}
 
-    def _batch(self, build: Callable[[Shape], Case], shapes: Sequence[Shape]) -> dict[Any, tuple[Case, dict[str, Any]]]:
+    def batch(self, build: Callable[[Shape], Case], shapes: Sequence[Shape]) -> dict[Any, tuple[Case, dict[str, Any]]]:
+        """Each case and what came of it: outputs and kernels, or an error."""
         if build not in self._batches:
             cases = [build(shape) for shape in shapes]
             results = self._lab.run(SOURCE, poison=POISON, cases=[case.as_json() for case in cases])

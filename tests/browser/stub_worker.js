@@ -249,10 +249,10 @@ function launchSummary({ launch = {} }, tokens) {
     options: {
       ...{ shared_pass: true, bind_group_cache: true, skip_uploads: true, submit_every: 0, submit_every_ms: 0 },
       ...{ params: "auto", replay: true, readback_depth: null, bind_groups: 2048, variants_per_node: null },
-      ...{ width_ladder: true, kernels: "auto", fused: "auto", subgroups: "auto", dot4: "auto", tuned: true, ...launch },
+      ...{ width_ladder: true, kernels: "auto", fused: "auto", subgroups: "auto", dot4: "auto", f16: "auto", tuned: true, ...launch },
     },
     params: "immediates",
-    kernels: { kernels: "split", fused: true, subgroups: 32, dot4: true },
+    kernels: { kernels: "split", fused: true, subgroups: 32, dot4: true, f16: true },
     identity_rate: 0.984,
     plans: { recorded: 2, replayed: tokens.filter(({ replayed }) => replayed).length, refused: {}, invalidated: 1 },
     bind_groups: { size: 488, evicted: 3 },

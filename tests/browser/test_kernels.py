@@ -20,12 +20,13 @@ from stepwell.gpu.device import DeviceInfo
 from stepwell.kernels import KERNELS
 from stepwell.kernels.layouts import LAYOUT_OF_FORMAT, MatrixLayout, layout_of_formats
 from stepwell.kernels.ops import Heads, Ops
+from stepwell.kernels.tuning import SHADER_F16, Tile, Tuning, tuning_for
 from stepwell.kernels.tuning import TILES as SHIPPED_TILES
-from stepwell.kernels.tuning import Tile, Tuning, tuning_for
 from stepwell.models.config import LlamaConfig
 from stepwell.models.rope import rope_turns
 from tests.browser.conftest import Lab
 from tests.browser.kernel_lab import (
+    SMALLEST_HALF,
     Case,
     Contents,
     KernelLab,
@@ -268,7 +269,7 @@ def matmul_tuning(shape: Matmul) -> Tuning:
     """As shipped for one format; fewer outputs per thread, which compile in a fraction of the time, for the others."""
     if shape.tuning in TILES:
         tile = TILES[shape.tuning]
-        room = tile.nbytes if shape.tuning == "8 x 64" else 32768  # for one block, or for two if they fit
+        room = tile.nbytes() if shape.tuning == "8 x 64" else 32768  # for one block, or for two if they fit
         return replace(TUNINGS["split"], tiled_rows=2, tiles=(tile,), workgroup_bytes=room)
     tuning = TUNINGS[shape.tuning]
     return tuning if shape.format == "Q4_1" else replace(tuning, outputs_per_thread=3, outputs_per_thread_of_tile=2)
@@ -310,6 +311,117 @@ def test_matmul(kernels: KernelLab, shape: Matmul) -> None:
         expected = reference.silu(gate) * up
         tolerance = 1.1 * gate_error * np.abs(up) + np.abs(reference.silu(gate)) * up_error
         tolerance += 2 * U * (7 + 2 * np.abs(gate)) * np.abs(expected)
+    assert_within(got["y"], expected, tolerance)
+
+
+class Halve(NamedTuple):
+    rows: int
+    k: int
+
+
+HALVES = [Halve(1, 32), Halve(5, 96), Halve(3, 2080)]  # fewer octets than threads, and more
+SIZES = (1.0, 3e4, 1e-3, 0.0, 2.0**-110)
+
+
+def halve_case(shape: Halve) -> Case:
+    x = random_of(shape).normal(size=(shape.rows, shape.k)) * np.resize(SIZES, shape.rows)[:, None]
+    return Case(
+        TUNINGS["split"],
+        {"x": f32(x), "halves": poison(shape.rows * (shape.k // 2 + 4), dtype=np.uint32)},
+        [("halve", ("x", "halves", shape.k, shape.rows), {})],
+        ("halves",),
+        rows=shape.rows,
+    )
+
+
+def halved(x: Array) -> tuple[Array, Array]:
+    """What x is multiplied as in f16, and the powers of two that the rows of it were divided by."""
+    top = np.maximum(np.abs(x).max(axis=1, keepdims=True), 2.0**-100)
+    power = 2.0 ** (np.floor(np.log2(top)) - 2)
+    return x / power, power
+
+
+@pytest.mark.parametrize("shape", HALVES, ids=str)
+def test_halve(kernels: KernelLab, shape: Halve) -> None:
+    """Tolerance: an f16's; the powers of two are exact, and of a row of tiny numbers the least there is."""
+    case, got = kernels.run(halve_case, HALVES, shape)
+    values, powers = np.split(got["halves"], [shape.rows * shape.k // 2])
+    expected, power = halved(case.buffers["x"].astype(np.float64))
+    assert np.abs(expected).max() < 8
+    assert_within(values.view(np.float16).reshape(expected.shape), expected, half_error(expected))
+    np.testing.assert_array_equal(powers.reshape(-1, 4)[:, 0].view(np.float32), power[:, 0])
+
+
+def f16_tiles() -> list[tuple[Matmul, int]]:
+    """Each with the terms of a sum in f16; every layout with one scale and offset, with minimums, with two scales."""
+    shapes = [Matmul("8 x 8", kind, 9 - i % 7, 21, 256) for i, kind in enumerate(QUANTISED)]
+    shapes += [Matmul("8 x 64", kind, 2 + i % 7, 70, 256) for i, kind in enumerate(QUANTISED)]
+    shapes += [Matmul(name, "Q6_K", 5, 33, 256, beside="Q4_K") for name in ("8 x 8", "8 x 64")]
+    shapes += [Matmul("16 x 16", "Q4_1", rows, 44, 96, mode) for rows in (2, 33) for mode in ("residual", "swiglu")]
+    shapes += [Matmul("8 x 64", "Q8_0", 11, 140, 64, "swiglu")]
+    shapes += [Matmul(name, "Q4_0", tile.rows + 1, tile.columns + 2, 64) for name, tile in TILES.items()]
+    return [(shape, run) for i, shape in enumerate(shapes) for run in ((16, 32) if i % 3 == 0 else (32,))]
+
+
+QUANTISED = [kind for kind in FORMATS if reference.is_quantised(kind)]
+F16_TILES = f16_tiles()
+OUTLIER = 5000.0  # as the inputs of `down` have them
+
+
+def f16_case(shape_and_run: tuple[Matmul, int]) -> Case:
+    shape, run = shape_and_run
+    case = matmul_case(shape)
+    x = case.buffers["x"].copy()
+    x[0, 3] = OUTLIER
+    x[-1] *= f32(np.array(1e-4))
+    workspace = poison(shape.rows * (2 * shape.k + 16) // 4)
+    ((_, args, options),) = case.calls
+    return replace(
+        case,
+        tuning=replace(case.tuning, f16=True, f16_run=run, workgroup_bytes=case.tuning.workgroup_bytes // 2),
+        buffers={**case.buffers, "x": x, "halves": workspace},
+        calls=[("matmul", args, {**options, "halves": "halves"})],
+    )
+
+
+@pytest.fixture(scope="module")
+def features(lab: Lab) -> list[str]:
+    """Of the device."""
+    source = "async def main(args):\n    device = await open_device()\n    found = sorted(device.info.features)"
+    return list(lab.run(f"from stepwell import open_device\n{source}\n    device.close()\n    return found"))
+
+
+@pytest.mark.parametrize("shape_and_run", F16_TILES, ids=str)
+def test_matmul_in_f16(kernels: KernelLab, features: list[str], shape_and_run: tuple[Matmul, int]) -> None:
+    """Tolerance: of 2^-10, an f16 rounded in any direction, one for x, one for the weight, run / 2 for the sums;
+    what is subnormal, and may be zero, of a row's and a block's unit; and what is done in f32.
+
+    A device without shader-f16 refuses the shader, and for no other reason.
+    """
+    shape, run = shape_and_run
+    if SHADER_F16 not in features:
+        _, result = kernels.batch(f16_case, F16_TILES)[shape_and_run]
+        assert "extension 'f16' is not allowed" in result.get("error", ""), result
+        return
+    case, got = kernels.run(f16_case, F16_TILES, shape_and_run)
+    x = case.buffers["x"].astype(np.float64)
+    blocks = reference.blocks_of(shape.format, matmul_blocks(shape))
+    expected, magnitude = reference.matmul(x, blocks)
+    _, power = halved(x)
+    units = 2 * np.abs(blocks.scale) + np.abs(blocks.minimum) * shape.layout.minimum  # at least what W is divided by
+    units = np.repeat(units.reshape(shape.n, -1, 2).max(axis=-1), 32, axis=1)
+    tolerance = (run / 2 + 2) * 2.0**-10 * (np.abs(x) @ np.abs(blocks.weights).T)
+    lost = power * np.abs(blocks.weights).sum(axis=1) + np.abs(x) @ units.T + power * 2 * units.sum(axis=1)
+    tolerance += SMALLEST_HALF * lost + (shape.k + 8) * U * magnitude
+    if shape.mode == "residual":
+        before = case.buffers["y"].astype(np.float64)
+        expected = before + expected
+        tolerance += U * (np.abs(before) + magnitude)
+    elif shape.mode == "swiglu":
+        (gate, up), (gate_error, up_error) = np.split(expected, 2, axis=1), np.split(tolerance, 2, axis=1)
+        expected = reference.silu(gate) * up
+        tolerance = 1.1 * gate_error * np.abs(up) + np.abs(reference.silu(gate)) * up_error
+        tolerance += 1.1 * gate_error * up_error + 2 * U * (7 + 2 * np.abs(gate)) * np.abs(expected)
     assert_within(got["y"], expected, tolerance)
 
 
@@ -659,6 +771,7 @@ def test_argmax(kernels: KernelLab, shape: Argmax) -> None:
 BATCHES: tuple[tuple[Any, Any], ...] = (
     (repack_case, REPACKS),
     (matmul_case, MATMULS),
+    (halve_case, HALVES),
     (embed_case, EMBEDS),
     (rms_norm_case, RMS_NORMS),
     (rope_case, ROPES),
@@ -698,9 +811,10 @@ async def main(args):
         device.close()
 """
     own = Tuning(**lab.run(source))
+    own = replace(own, tiles=tuple(Tile(*tile) for tile in own.tiles))
 
     def of_rows(tuning: Tuning) -> Tuning:
-        """But for the decode step, which is tested in test_fused_kernels.py with small workgroups."""
-        return replace(tuning, subgroup=0, dot4=False, slabs=0, workgroup_bytes=0, decode_threads=0)
+        """But for the decode step, which is tested in test_fused_kernels.py with small workgroups, and for f16."""
+        return replace(tuning, subgroup=0, dot4=False, f16=False, slabs=0, workgroup_bytes=0, decode_threads=0)
 
     assert of_rows(own) in [of_rows(tuning) for tuning in TUNINGS.values()]

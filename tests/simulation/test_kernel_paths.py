@@ -10,6 +10,7 @@ import pytest
 from stepwell.decode.kv_modes import KV_MODES
 from stepwell.errors import BadRequest
 from stepwell.gpu.fake_device import FAKE_INFO
+from stepwell.kernels.tuning import SHADER_F16
 from stepwell.launch.options import LaunchOptions, Switch
 from stepwell.memory.buffer import Role
 from tests.decode_lab import LAYERS, DecodeLab, templates_rendered_once, tokens, write_model
@@ -17,18 +18,15 @@ from tests.tiny_llama import write_tiny_llama
 
 __all__ = ["templates_rendered_once"]
 
+NO_MORE = {"subgroups": 0, "dot4": False, "f16": False}
 PATHS: dict[str, tuple[dict[str, str], int, dict[str, Any]]] = {
-    "as the adapter likes it": ({}, 9 * LAYERS + 4, {"kernels": "quad", "fused": False, "subgroups": 0, "dot4": False}),
-    "fused": ({"fused": "on"}, 5 * LAYERS + 4, {"kernels": "quad", "fused": True, "subgroups": 0, "dot4": False}),
-    "split": (
-        {"kernels": "split"},
-        9 * LAYERS + 5,
-        {"kernels": "split", "fused": False, "subgroups": 0, "dot4": False},
-    ),
+    "as the adapter likes it": ({}, 9 * LAYERS + 4, {"kernels": "quad", "fused": False, **NO_MORE}),
+    "fused": ({"fused": "on"}, 5 * LAYERS + 4, {"kernels": "quad", "fused": True, **NO_MORE}),
+    "split": ({"kernels": "split"}, 9 * LAYERS + 5, {"kernels": "split", "fused": False, **NO_MORE}),
     "as a GPU": (
         {"kernels": "split", "fused": "on"},
         5 * LAYERS + 5,
-        {"kernels": "split", "fused": True, "subgroups": 0, "dot4": False},
+        {"kernels": "split", "fused": True, **NO_MORE},
     ),
 }
 """The options, the launches of a decode step, and what they came to."""
@@ -69,7 +67,7 @@ def test_heads_that_are_no_whole_octets(tmp_path: Path) -> None:
     async def run() -> None:
         lab = await DecodeLab(info=replace(FAKE_INFO, is_fallback=False)).load(tmp_path / "odd.gguf")
         session = lab.session()
-        assert session.kernels == {"kernels": "split", "fused": False, "subgroups": 0, "dot4": False}
+        assert session.kernels == {"kernels": "split", "fused": False, **NO_MORE}
         session.close()
         wanted = lab.another(LaunchOptions(fused=Switch.ON))
         with pytest.raises(BadRequest, match="fused is on, but heads have 12 values, and its kernels take eight"):
@@ -87,7 +85,7 @@ def test_rows_that_no_workgroup_can_hold(model: Path) -> None:
     async def run() -> None:
         lab = await DecodeLab(info=info).load(model)
         session = lab.session()
-        assert session.kernels == {"kernels": "split", "fused": False, "subgroups": 0, "dot4": False}
+        assert session.kernels == {"kernels": "split", "fused": False, **NO_MORE}
         session.close()
         before = lab.pool.in_use_bytes
         wanted = lab.another(LaunchOptions(fused=Switch.ON))
@@ -95,6 +93,31 @@ def test_rows_that_no_workgroup_can_hold(model: Path) -> None:
             lab.session(launcher=wanted)
         assert lab.pool.in_use_bytes == before
         wanted.close()
+        lab.close()
+
+    asyncio.run(run())
+
+
+def test_a_prompt_in_f16_takes_a_launch_more_per_product(model: Path) -> None:
+    """Where it is long enough; a device that has no shader-f16 would refuse the shaders."""
+    info = replace(FAKE_INFO, is_fallback=False, features=FAKE_INFO.features | {SHADER_F16})
+
+    async def run() -> None:
+        lab = await DecodeLab(info=info).load(model)
+        launches = {}
+        for arm in ("auto", "off"):
+            launcher = lab.another(LaunchOptions.from_dict({"f16": arm}))
+            session = lab.session(launcher=launcher)
+            assert session.kernels["f16"] is (arm == "auto")
+            for prompt in (range(1, 21), range(1, 4)):
+                events = await tokens(session, list(prompt), 3)
+                assert all(event.counters is not None for event in events)
+                launches[arm, len(prompt)] = [event.counters.launches for event in events if event.counters]
+            session.close()
+            launcher.close()
+        (first, *others), (first_off, *others_off) = launches["auto", 20], launches["off", 20]
+        assert (first - first_off, others) == (4 * LAYERS, others_off)
+        assert launches["auto", 3] == launches["off", 3]
         lab.close()
 
     asyncio.run(run())

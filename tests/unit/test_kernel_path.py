@@ -1,4 +1,4 @@
-"""The options ``kernels``, ``fused``, ``subgroups`` and ``dot4``: what an adapter makes of them, and what it cannot."""
+"""The options ``kernels``, ``fused``, ``subgroups``, ``dot4``, ``f16``: what an adapter makes of them, and cannot."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from stepwell.gpu.device import DeviceInfo
 from stepwell.kernels.fused import FusedOps
 from stepwell.kernels.kv import KVTensors
 from stepwell.kernels.ops import Heads, Ops
-from stepwell.kernels.tuning import DOT4, Tuning, tuning_for
+from stepwell.kernels.tuning import DOT4, SHADER_F16, Tuning, tuning_for
 from stepwell.launch.options import Kernels, LaunchOptions, Switch
 from stepwell.launch.recorder import ByLength, Launch, Recorder
 from stepwell.memory.buffer import Buffer, Role
@@ -117,6 +117,42 @@ def test_integers_that_cannot_be_are_refused_with_the_reason(
 ) -> None:
     with pytest.raises(BadRequest, match="dot4 is on, but ") as caught:
         tuning_for(info, LaunchOptions.from_dict({"dot4": "on", **options}))
+    assert words in str(caught.value)
+
+
+def with_f16(info: DeviceInfo) -> DeviceInfo:
+    return replace(info, features=frozenset({SHADER_F16}))
+
+
+@pytest.mark.parametrize(
+    ("info", "options", "expected"),
+    [
+        (GPU, {}, False),
+        (with_f16(GPU), {}, True),
+        (with_f16(VARYING), {"fused": "off", "subgroups": "off"}, True),
+        (with_f16(GPU), {"f16": "off"}, False),
+        (with_f16(GPU), {"kernels": "quad"}, False),
+        (with_f16(CPU), {}, False),
+        (with_f16(CPU), {"kernels": "split"}, False),
+        (with_f16(CPU), {"kernels": "split", "f16": "on"}, True),
+    ],
+)
+def test_prompts_in_f16(info: DeviceInfo, options: dict[str, str], expected: bool) -> None:
+    assert tuning_for(info, LaunchOptions.from_dict(options)).f16 is expected
+
+
+@pytest.mark.parametrize(
+    ("info", "options", "words"),
+    [
+        (GPU, {}, "this device does not have shader-f16: leave it at auto or off"),
+        (CPU, {"kernels": "split"}, "does not have shader-f16"),
+        (with_f16(CPU), {}, "quad kernels know none: set kernels to split"),
+        (with_f16(GPU), {"kernels": "quad"}, "quad kernels know none"),
+    ],
+)
+def test_f16_that_cannot_be_is_refused_with_the_reason(info: DeviceInfo, options: dict[str, str], words: str) -> None:
+    with pytest.raises(BadRequest, match="f16 is on, but ") as caught:
+        tuning_for(info, LaunchOptions.from_dict({"f16": "on", **options}))
     assert words in str(caught.value)
 
 

@@ -250,7 +250,7 @@ def test_the_launch_line_says_what_was_replayed_and_why_not() -> None:
     for token in record["tokens"]:
         token["gpu_ms"] = 2.5
     assert summary.launch_line(record).endswith("replayed, recorded: 1; GPU 2.50 ms per token (median)")
-    record["launch"]["kernels"] = {"kernels": "split", "fused": True, "subgroups": 32, "dot4": True}
-    assert "; kernels: split, fused, subgroups of 32, dot4; 2 of 3" in summary.launch_line(record)
+    record["launch"]["kernels"] = {"kernels": "split", "fused": True, "subgroups": 32, "dot4": True, "f16": True}
+    assert "; kernels: split, fused, subgroups of 32, dot4, f16; 2 of 3" in summary.launch_line(record)
     record["launch"]["kernels"] = None
     assert summary.launch_line(record).startswith("parameters: immediates; 2 of 3")

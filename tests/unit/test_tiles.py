@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from stepwell.gpu.device import DeviceInfo
+from stepwell.kernels import render
 from stepwell.kernels.kv import ceil_div
+from stepwell.kernels.layouts import LAYOUTS, MatrixLayout
 from stepwell.kernels.ops import Matrix, Ops
 from stepwell.kernels.tuning import TILES, Tile, Tuning, tuning_for
 from stepwell.launch.recorder import Launch, Recorder
@@ -47,7 +49,7 @@ def test_without_more_than_the_least_of_memory_there_is_a_tile_for_every_step() 
     least = tuning_for(gpu(16384))
     for rows in (16, 64, 128, 2048):
         tile, stages = least.tile_for(rows, 8192)
-        assert stages * tile.nbytes <= 16384
+        assert stages * tile.nbytes() <= 16384
         assert tile.rows == min(rows, 64)
 
 
@@ -56,13 +58,13 @@ def test_without_more_than_the_least_of_memory_there_is_a_tile_for_every_step() 
 def test_the_largest_tile_that_leaves_enough_workgroups(rows: int, columns: int) -> None:
     chosen, stages = GPU.tile_for(rows, columns)
     assert chosen.rows <= rows
-    assert stages * chosen.nbytes <= GPU.workgroup_bytes
+    assert stages * chosen.nbytes() <= GPU.workgroup_bytes
     enough = [
         tile
         for tile in TILES
         if tile.rows <= rows
         and ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns) >= GPU.workgroups
-        and tile.nbytes <= GPU.workgroup_bytes
+        and tile.nbytes() <= GPU.workgroup_bytes
     ]
     assert chosen == (enough or TILES[-1:])[0]
 
@@ -81,6 +83,32 @@ def test_the_grid_covers_every_output_once(rows: int, n: int, mode: str) -> None
     tile = Tile(*(int(str(constants[name])) for name in Tile._fields))
     halves = 2 if mode == "swiglu" else 1
     assert grid == (ceil_div(n // halves, tile.columns // halves), ceil_div(rows, tile.rows), 1)
+
+
+def test_products_in_f16_are_those_of_quantised_weights_and_bring_their_rows_along() -> None:
+    tuning = replace(GPU, f16=True)
+    rec = Recorder(0, 100)
+    quantised, floats = Matrix("u4", 64, 2048, buffer(3), buffer(4)), Matrix("F16", 64, 4096, buffer(3), None)
+    assert Ops(GPU).halves_bytes(rec, 100, [quantised]) == 0
+    assert Ops(tuning).halves_bytes(rec, 100, [floats]) == 0
+    assert Ops(tuning).halves_bytes(rec, 15, [quantised]) == 0
+    assert Ops(tuning).halves_bytes(rec, 100, [quantised, floats]) == 128 * (2 * 2048 + 16)
+    for matrix in (quantised, floats):
+        Ops(tuning).matmul(rec, buffer(1), matrix, buffer(2), rows=100, halves=buffer(5))
+    halve, first, second = (command for command in rec.finish().commands if isinstance(command, Launch))
+    assert (halve.variant.kernel, halve.grid) == ("halve", (100, 1, 1))
+    arithmetic = [dict(launch.variant.constants)["arithmetic"] for launch in (first, second)]
+    assert arithmetic == ["f16", "f32"]
+    texts = [render("matmul_tile", dict(launch.variant.constants)) for launch in (first, second)]
+    assert ["enable f16;" in text for text in texts] == ["vec2h" in text for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS.values() if layout.quantised], ids=str)
+def test_f16_sums_cannot_overflow(layout: MatrixLayout) -> None:
+    """The largest numbers that there may be of x, below 8, and of W, for half of a run of 32."""
+    exact = layout.groups == 1 and not layout.minimum
+    largest = layout.offset if exact else 128
+    assert largest * (1 + 2**-11) * 8 * 16 < 65504
 
 
 def test_steps_of_one_width_share_a_variant() -> None:

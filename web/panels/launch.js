@@ -27,6 +27,7 @@ const TITLES = {
   fused: "Fused decode steps",
   subgroups: "Subgroups",
   dot4: "Integer products",
+  f16: "Prompts in f16",
 };
 /** Beside a switch: what it is about, per token of the newest run. */
 const MEASURED = {

@@ -25,6 +25,7 @@ KERNELS: Mapping[str, str] = {
     "matmul_quad": "y = x W^T over quantised W, optionally added to y, or SwiGLU of two halves of W: for CPU adapters",
     "matmul_split": "the same for GPUs",
     "matmul_tile": "the same for GPUs and many rows",
+    "halve": "rows as f16, each divided by a power of two: for matmul_tile",
     "rope_append": "rotary embedding of q in place, of k into the KV cache; v into the KV cache",
     "attention_quad": "one chunk of softmax(q k^T / sqrt(d)) v, causal, grouped-query: for CPU adapters with subgroups",
     "attention_split": "the same for GPUs, and wherever subgroups are missing",

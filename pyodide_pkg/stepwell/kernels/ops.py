@@ -5,6 +5,7 @@ kernel with its launch (``wgsl/step.wgsl``).  ``node`` names the operation of th
 share a bounded set of variants.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stepwell.errors import BadRequest
@@ -15,6 +16,7 @@ from stepwell.launch.recorder import Recorder, Variant
 from stepwell.memory.buffer import Buffer
 
 REPACK_THREADS = 64  # so that a vocabulary of 262,144 rows and more stays below 65,535 workgroups
+HALVE_THREADS = 128
 ROPE_BITS = 20  # positions up to 2^20
 
 
@@ -146,17 +148,34 @@ class Ops:
         node, rows = ("last_norm", 1) if last else ("norm", rows)
         rec.launch(Variant("rms_norm", constants), (x, weight, y), (rows, 1, 1), node, (rec.shapes.width(rows),))
 
+    def halves_bytes(self, rec: Recorder, rows: int, matrices: Iterable[Matrix]) -> int:
+        """Bytes of the workspace of products of so many rows with these matrices; 0: they need none."""
+        longest = max((matrix.k for matrix in matrices if self._in_f16(rows, matrix)), default=0)
+        return rec.shapes.width(rows) * (2 * longest + 16) if longest else 0
+
+    def _in_f16(self, rows: int, matrix: Matrix) -> bool:
+        return self.tuning.f16 and 0 < self.tuning.tiled_rows <= rows and matrix.layout.quantised
+
+    def halve(self, rec: Recorder, x: Buffer, halves: Buffer, k: int, rows: int) -> None:
+        """halves = the rows of x[rows][k] as f16, and what each was divided by."""
+        constants = (("k", k), ("threads", HALVE_THREADS))
+        rec.launch(Variant("halve", constants), (x, halves), (rows, 1, 1), "halve", (rec.shapes.width(rows),))
+
     def matmul(
-        self, rec: Recorder, x: Buffer, matrix: Matrix, y: Buffer, *, rows: int, mode: str = "plain", node: str = ""
-    ) -> None:
-        """y[rows][n] = x[rows][k] W^T; ``residual`` adds to y; ``swiglu`` gives y[rows][n/2] = silu(gate) * up."""
+        self, rec: Recorder, x: Buffer, matrix: Matrix, y: Buffer, *, rows: int, mode: str = "plain", node: str = "",
+        halves: Buffer | None = None,
+    ) -> None:  # fmt: skip
+        """y[rows][n] = x[rows][k] W^T; ``residual`` adds to y; ``swiglu`` gives y[rows][n/2] = silu(gate) * up.
+
+        ``halves`` is a workspace of ``halves_bytes``.
+        """
         tuning = self.tuning
         tile = 1 if rows == 1 else tuning.tile
         outputs = matrix.outputs(mode)
         shape = (rec.shapes.width(rows),)
         constants = (("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("mode", mode), ("tile", tile))
         if 0 < tuning.tiled_rows <= rows:
-            self._matmul_tile(rec, x, matrix, y, rows, mode, node)
+            self._matmul_tile(rec, x, matrix, y, rows, mode, node, halves)
             return
         if tuning.matmul == "quad":
             per = tuning.outputs_per_thread if tile == 1 else tuning.outputs_per_thread_of_tile
@@ -175,14 +194,20 @@ class Ops:
         rec.launch(variant, (x, y, *matrix.buffers), (ceil_div(outputs, wide), ceil_div(rows, tile), 1), node, shape)
 
     def _matmul_tile(
-        self, rec: Recorder, x: Buffer, matrix: Matrix, y: Buffer, rows: int, mode: str, node: str
-    ) -> None:
-        width, outputs = rec.shapes.width(rows), matrix.outputs(mode)
-        tile, stages = self.tuning.tile_for(width, matrix.n)
+        self, rec: Recorder, x: Buffer, matrix: Matrix, y: Buffer, rows: int, mode: str, node: str,
+        halves: Buffer | None,
+    ) -> None:  # fmt: skip
+        tuning, width, outputs = self.tuning, rec.shapes.width(rows), matrix.outputs(mode)
+        f16 = halves is not None and self._in_f16(rows, matrix)
+        tile, stages = tuning.tile_for(width, matrix.n, f16)
         constants = (
             ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("mode", mode), *tile._asdict().items(),
-            ("stages", stages),
+            ("stages", stages), ("arithmetic", "f16" if f16 else "f32"),
         )  # fmt: skip
+        if halves is not None and f16:
+            constants = (*constants, ("run", tuning.f16_run))
+            self.halve(rec, x, halves, matrix.k, rows)
+            x = halves
         wide = tile.columns * outputs // matrix.n
         grid = (ceil_div(outputs, wide), ceil_div(rows, tile.rows), 1)
         buffers = (x, y, *matrix.buffers)

@@ -86,10 +86,9 @@ class Tile(NamedTuple):
     def threads(self) -> int:
         return self.rows // self.tall * (self.columns // self.across)
 
-    @property
-    def nbytes(self) -> int:
-        """Of a workgroup's memory, for a block of 32."""
-        return 128 * (self.rows + self.columns)
+    def nbytes(self, f16: bool = False) -> int:
+        """Of a workgroup's memory, for a block of 32 and the factor of its columns in f16."""
+        return 64 * self.rows + 68 * self.columns if f16 else 128 * (self.rows + self.columns)
 
 
 TILES = (Tile(128, 64, 8, 8), Tile(64, 64, 8, 8), Tile(64, 32, 8, 4), Tile(32, 32, 4, 4), Tile(16, 32, 2, 4))
@@ -98,6 +97,7 @@ TILES = (Tile(128, 64, 8, 8), Tile(64, 64, 8, 8), Tile(64, 32, 8, 4), Tile(32, 3
 BESIDE_SLABS = 3  # storage buffers that attention binds: the queries, and what it leaves for its merge
 MOST_SLABS = 12  # attention's loads are there once for each
 DOT4 = "packed_4x8_integer_dot_product"  # WGSL's language extension
+SHADER_F16 = "shader-f16"  # the device's feature
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,8 @@ class Tuning:
     split_threads: int = 128  # split: threads per workgroup, at most
     tiled_rows: int = 0  # split: from so many rows on, products are matmul_tile's; 0: never
     tiles: tuple[Tile, ...] = TILES  # for it to choose from
+    f16: bool = False  # it computes in f16
+    f16_run: int = 16  # terms of a pair of sums in f16: 16, or 32, which is faster and less exact
     argmax_parts: int = 1  # workgroups that share the logits
     sample_parts: int = 4  # the same, of sampling; at most its threads
     sample_threads: int = 16  # a power of two up to 1,024
@@ -149,13 +151,13 @@ class Tuning:
                 f"sampling in {parts} parts by {threads} threads; a power of two up to 1,024, and no more parts."
             )
 
-    def tile_for(self, rows: int, columns: int) -> tuple[Tile, int]:
+    def tile_for(self, rows: int, columns: int, f16: bool = False) -> tuple[Tile, int]:
         """The tile of a product of so many rows with so many rows of W, and how many blocks are in memory at once.
 
         The first of ``tiles`` that fits and that leaves enough workgroups to fill the GPU; else the last that fits.
         None but the last is taller than the step.
         """
-        fitting = [tile for tile in self.tiles if tile.rows <= rows and tile.nbytes <= self.workgroup_bytes]
+        fitting = [tile for tile in self.tiles if tile.rows <= rows and tile.nbytes(f16) <= self.workgroup_bytes]
         tile = next(
             (
                 tile
@@ -164,7 +166,7 @@ class Tuning:
             ),
             fitting[-1] if fitting else self.tiles[-1],
         )
-        return tile, 2 if 2 * tile.nbytes <= self.workgroup_bytes else 1
+        return tile, 2 if 2 * tile.nbytes(f16) <= self.workgroup_bytes else 1
 
 
 def tuning_for(
@@ -192,11 +194,15 @@ def tuning_for(
     packed = DOT4 in info.language and subgroup > 0
     if options.dot4 is Switch.ON and not packed:
         raise BadRequest(f"dot4 is on, but {_why_no_dot4(info, fused)}")
+    halves = SHADER_F16 in info.features and split
+    if options.f16 is Switch.ON and not halves:
+        raise BadRequest(f"f16 is on, but {_why_no_f16(info)}")
     return replace(
         _for_decode(_split() if split else _quad(quads), info),
         fused=fused,
         subgroup=subgroup,
         dot4=packed and (not info.is_software if options.dot4 is Switch.AUTO else options.dot4 is Switch.ON),
+        f16=halves and (not info.is_software if options.f16 is Switch.AUTO else options.f16 is Switch.ON),
         spreads=spreads if options.tuned and spreads is not None else {},
         workgroup_bytes=info.limits.get("maxComputeWorkgroupStorageSize", 16384),
     )
@@ -270,3 +276,9 @@ def _why_no_dot4(info: DeviceInfo, fused: bool) -> str:
     if not fused:
         return "only fused decode steps know it: set fused to on, or leave dot4 at auto."
     return "its kernels need subgroups of one size, 4 to 64 lanes: leave dot4 at auto or off."
+
+
+def _why_no_f16(info: DeviceInfo) -> str:
+    if SHADER_F16 not in info.features:
+        return f"this device does not have {SHADER_F16}: leave it at auto or off."
+    return "quad kernels know none: set kernels to split, or leave f16 at auto."

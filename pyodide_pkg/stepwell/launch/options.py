@@ -139,6 +139,11 @@ OPTIONS: tuple[LaunchOption, ...] = (
         "products of fused decode steps in integers, four at a time; auto: on GPUs that have subgroups of one size",
         tuple(switch.value for switch in Switch),
     ),
+    LaunchOption(
+        "f16", OptionKind.CHOICE, Switch.AUTO.value,
+        "products of prompts in f16; auto: on GPUs that have shader-f16",
+        tuple(switch.value for switch in Switch),
+    ),
     LaunchOption("tuned", OptionKind.BOOL, True, "kernels as they were tuned for this adapter, where they were"),
 )  # fmt: skip
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -148,6 +153,7 @@ _ENUMS: dict[str, type[StrEnum]] = {
     "fused": Switch,
     "subgroups": Switch,
     "dot4": Switch,
+    "f16": Switch,
 }
 
 
@@ -170,6 +176,7 @@ class LaunchOptions:
     fused: Switch = Switch.AUTO
     subgroups: Switch = Switch.AUTO
     dot4: Switch = Switch.AUTO
+    f16: Switch = Switch.AUTO
     tuned: bool = True
 
     def __post_init__(self) -> None:

@@ -42,10 +42,16 @@ class Steps:
     @property
     def kernels(self) -> dict[str, object]:
         """What ``auto`` came to: the family, whether decode steps are fused, the lanes of subgroups (0: not used), and
-        whether fused products are in integers where their format and size allow it."""
+        whether fused products are in integers, those of prompts in f16, where their format (and size) allows it."""
         tuning, fused = self._ops.tuning, self._one_by_one
         lanes = max(4 * tuning.subgroups, tuning.subgroup * fused)
-        return {"kernels": tuning.matmul, "fused": fused, "subgroups": lanes, "dot4": tuning.dot4 and fused}
+        return {
+            "kernels": tuning.matmul,
+            "fused": fused,
+            "subgroups": lanes,
+            "dot4": tuning.dot4 and fused,
+            "f16": tuning.f16,
+        }
 
     def _goes_one_by_one(self, launcher: Launcher) -> bool:
         """One row in few launches: where that is wanted, heads are whole octets, and a workgroup has room for a row."""
@@ -97,12 +103,17 @@ class Steps:
         attended = scope.acquire(4 * width * c.n_heads * c.head_dim, "attended")
         hidden = scope.acquire(4 * width * c.ffn_size, "hidden")
         shape, partials, normals = self._attention_workspaces(rec, scope, kv[0], reach, ops.tuning.attention_chunk)
+        names = ("qkv", "attn_output", "gate_up", "ffn_down")
+        matrices = (w.matrix(f"blk.{i}.{name}") for i in range(len(kv)) for name in names)
+        nbytes = ops.halves_bytes(rec, rows, matrices)
+        halves = scope.acquire(nbytes, "halves") if nbytes else None
 
         def norm(weight: str) -> None:
             ops.rms_norm(rec, x, w.vector(weight), y, width=c.hidden_size, eps=c.rms_eps, rows=rows)
 
         def matmul(source: Buffer, layer: str, name: str, target: Buffer, mode: str = "plain") -> None:
-            ops.matmul(rec, source, w.matrix(f"{layer}.{name}"), target, rows=rows, mode=mode, node=name)
+            matrix = w.matrix(f"{layer}.{name}")
+            ops.matmul(rec, source, matrix, target, rows=rows, mode=mode, node=name, halves=halves)
 
         ops.embed(rec, ids, x, w.matrix("token_embd"), rows)
         for i, layer_kv in enumerate(kv):

@@ -22,6 +22,8 @@
 @group(0) @binding({{ binding + 1 }}) var<storage, {{ access }}> scales: array<{{ scale_type(format) }}>;
 {% endif %}
 {% endmacro %}
+{% macro minimums(format) %}{{ "yes" if layouts[format].minimum }}{% endmacro %}
+{% macro offset(format) %}{{ layouts[format].offset }}.0{% endmacro %}
 {# scales per block: elements 0 .. 32 / groups - 1 have the first #}
 {% macro groups(format) %}{{ layouts[format].groups }}{% endmacro %}
 
@@ -161,6 +163,19 @@ bitcast<f32>({{ _word(format, q, 2 * g if layouts[format].minimum else g) }})
 {% macro minimum(format, q, g) -%}
 bitcast<f32>({{ _word(format, q, 2 * g + 1) }})
 {%- endmacro %}
+
+{# Declare the size that no weight of the block exceeds. #}
+{% macro largest(format, q, name) %}
+{% set layout = layouts[format] %}
+{% for g in range(layout.groups) %}
+{% if layout.minimum %}
+let {{ name }}{{ g }} = max(abs({{ minimum(format, q, g) }}), abs({{ scale(format, q, g) }} * {{ 2 ** layout.bits - 1 }}.0 + {{ minimum(format, q, g) }}));
+{% else %}
+let {{ name }}{{ g }} = abs({{ scale(format, q, g) }}) * {{ layout.offset }}.0;
+{% endif %}
+{% endfor %}
+let {{ name }} = {{ "max(%s0, %s1)" % (name, name) if layout.groups == 2 else "%s0" % name }};
+{% endmacro %}
 
 {# Elements as they are in a vec4f -> weights. #}
 {% macro weights(format, q, g, elements) -%}
