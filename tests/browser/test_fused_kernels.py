@@ -236,6 +236,8 @@ ATTENTIONS = [
     *(Attention(tuning, (4, 2, 16), 100, top=80) for tuning in TUNINGS),
     *(Attention(tuning, (4, 2, 16), 200, window=window) for tuning in TUNINGS for window in (1, 50, 300)),
     Attention("integers", (8, 4, 16), 700),  # several tiles for each share
+    Attention("integers", (8, 4, 16), 640),  # more shares than two teams read at once
+    Attention("subgroups", (4, 2, 16), 640),
     Attention("integers", (12, 6, 16), 700),  # fewer shares
     *(Attention(tuning, (4, 2, 16), length, slabs=SLABS) for tuning in TUNINGS for length in (1, 96, 97, 290)),
     *(Attention("subgroups", heads, 250, slabs=SLABS) for heads in ((9, 3, 64), (3, 3, 24))),
@@ -262,7 +264,8 @@ def attention_case(shape: Attention) -> Case:
         q *= shape.top / np.abs(reference.attention(q, k, v, shape.length - 1).scores).max()
     tuning = TUNINGS[shape.tuning]
     tiles = sum(-(-positions // tuning.decode_chunk) for positions in shape.slabs or (shape.length,))
-    chunks = min(tiles, FusedOps(tuning).shares(Heads(*shape.heads, head_dim)))
+    longest = -(-tiles // FusedOps(tuning).shares(Heads(*shape.heads, head_dim)))
+    chunks = -(-tiles // longest)  # shares: as few as make none longer
     caches = cache_buffers(cache["k"], cache["v"], shape.slabs)
     partials, normals = Ops(tuning).partials_bytes(Heads(*shape.heads, head_dim), (1, chunks))
     k_size = heads * head_dim // 32 * 32

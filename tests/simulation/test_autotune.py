@@ -191,7 +191,7 @@ def test_candidates_can_be_compiled() -> None:
     tuning = Tuning("split", False, 4, 64, 64, 256, 64, subgroup=32, workgroup_bytes=32768)
     for after, k, n in (("swiglu", 3072, 16384), ("rope", 2048, 3072), ("plain", 3072, 200064)):
         key = ProductKey("matvec", "norm", after, "u4", k, n, 32)
-        default = Spread(8, 1, 64)
+        default = Spread(8, 1, 64, 4)
         found = alternatives(key, default, tuning)
         assert found[0] == default
         assert len(set(found)) == len(found) > 8
@@ -201,9 +201,9 @@ def test_candidates_can_be_compiled() -> None:
             assert threads % 32 == 0
             assert threads <= 512
             assert spread.per <= spread.splits
-    assert not fits(key, Spread(8, 1, 3), tuning)  # no whole subgroup
-    assert not fits(key, Spread(8, 8, 4), tuning)  # fewer threads than outputs
-    assert not fits(key, Spread(1, 1, 32), tuning)  # half a pair
+    assert not fits(key, Spread(8, 1, 3, 1), tuning)  # no whole subgroup
+    assert not fits(key, Spread(8, 8, 4, 1), tuning)  # fewer threads than outputs
+    assert not fits(key, Spread(1, 1, 32, 1), tuning)  # half a pair
 
 
 def test_candidates_read_ahead_and_leave_the_arithmetic_to_the_rule() -> None:
@@ -212,13 +212,13 @@ def test_candidates_read_ahead_and_leave_the_arithmetic_to_the_rule() -> None:
     found = alternatives(key, Spread(8, 1, 64, 4, "dot4"), tuning)
     assert {spread.arithmetic for spread in found} == {"dot4"}
     assert {spread.ahead for spread in found if (spread.wide, spread.per, spread.splits) == (8, 1, 64)} == {
-        0,
         1,
         2,
         4,
         8,
     }
-    assert not fits(key, Spread(8, 1, 64), tuning)
+    assert not fits(key, Spread(8, 1, 64, 1), tuning)
+    assert not fits(key, Spread(8, 1, 64, 0, "dot4"), tuning)
     assert not fits(key, Spread(8, 1, 64, 9, "dot4"), tuning)
     assert fits(key._replace(k=12288), Spread(8, 1, 64, 4, "dot4"), tuning)  # 30 KiB of x
     assert not fits(key._replace(k=13312), Spread(8, 1, 64, 4, "dot4"), tuning)  # 32.5 KiB

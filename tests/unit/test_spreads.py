@@ -59,6 +59,24 @@ def test_what_is_read_ahead_leaves_room_for_a_norm_and_for_other_rows() -> None:
     assert default_spread(GPU, 200_064, matrix(200_064, 3072), "norm").ahead == 1  # four outputs per thread
 
 
+@pytest.mark.parametrize("workgroup_bytes", [16384, 32768, 49152])
+@pytest.mark.parametrize("width", [576, 960, 2048, 3072])
+def test_threads_without_weights_help_to_put_the_shares_of_attention_together(width: int, workgroup_bytes: int) -> None:
+    """As many as its memory and the limit of threads allow; a product without a merge has none."""
+    tuning = replace(GPU, workgroup_bytes=workgroup_bytes)
+    octets = width // 8
+    without, spread = (default_spread(tuning, width, matrix(width, width), before) for before in ("plain", "merge"))
+    assert spread == replace(without, splits=spread.splits)
+    assert spread.splits >= without.splits
+    threads = spread.wide * spread.splits
+    assert threads <= tuning.decode_threads
+    assert threads % tuning.subgroup == 0
+    if workgroup_bytes == 49152:
+        assert threads // octets == tuning.decode_threads // octets
+    if FusedOps(tuning).fits(width):
+        assert FusedOps(tuning).needs(width) <= workgroup_bytes
+
+
 def test_integers_where_the_adapter_knows_them_and_a_workgroup_has_room_for_x() -> None:
     integers = replace(GPU, dot4=True)
     assert default_spread(GPU, 576, matrix(576, 1536)).arithmetic == "f32"  # the browser does not know dot4I8Packed

@@ -11,7 +11,7 @@ from stepwell.kernels.tuning import ProductKey, Spread, Tuning
 from stepwell.launch.recorder import Launch, Variant
 
 QUAD_THREADS = 4  # of a workgroup of matmul_quad
-_AHEAD = (0, 1, 2, 4, 8)  # blocks of weights
+_AHEAD = (1, 2, 4, 8)  # blocks of weights
 _MOST_PER_QUAD = 16  # outputs of its threads: more take long to compile
 
 
@@ -85,7 +85,7 @@ def fits(key: ProductKey, spread: Spread, tuning: Tuning) -> bool:
     if key.kernel != "matvec":
         return wide == QUAD_THREADS and splits == 1 and 1 <= per <= _MOST_PER_QUAD
     threads = wide * splits
-    if spread.arithmetic != key.arithmetic or not 0 <= spread.ahead <= max(_AHEAD):
+    if spread.arithmetic != key.arithmetic or not 1 <= spread.ahead <= max(_AHEAD):
         return False
     if min(wide, per, splits) < 1 or wide % 2 or per > splits or threads > tuning.decode_threads:
         return False

@@ -18,6 +18,7 @@ After = Literal["plain", "residual", "swiglu"]
 _SHAPE = (1,)
 QUANTISED_BYTES = 80  # of workgroup memory per block of 32 values (``wgsl/quantise.wgsl``)
 _TEAM_BYTES = 48  # of workgroup memory, what a thread has merged of eight values
+_MOST_TEAMS = 8
 _BESIDE_BYTES = 8192  # of workgroup memory, for sums and reductions
 
 
@@ -129,7 +130,8 @@ class FusedOps:
 
 def teams_of(tuning: Tuning, width: int) -> int:
     """Threads that merge the shares of eight values of a row together: as many as leave memory for what they find."""
-    return 1 + min(3, tuning.workgroup_bytes // 4 // _TEAM_BYTES // (width // 8))
+    room = tuning.workgroup_bytes - 4 * width - _BESIDE_BYTES
+    return 1 + min(_MOST_TEAMS - 1, max(0, room) // _TEAM_BYTES // (width // 8))
 
 
 def team_bytes(tuning: Tuning, width: int) -> int:
@@ -149,6 +151,9 @@ def default_spread(tuning: Tuning, outputs: int, matrix: Matrix, before: str = "
     unit = max(1, tuning.subgroup // wide)  # whole subgroups
     blocks = ceil_div(matrix.k // 32, unit) * unit
     splits = max(unit, min(blocks, threads // wide))
+    if before == "merge":  # threads without a block of weights put shares together
+        helpers = min(teams_of(tuning, matrix.k) * (matrix.k // 8), tuning.decode_threads)
+        splits = max(splits, helpers // wide // unit * unit)
     per = min(per, splits)  # a workgroup has a thread for each of its outputs
     rows = per * matrix.n // outputs  # of W that a thread reads at a time
     fits = matrix.k // 32 * QUANTISED_BYTES + _BESIDE_BYTES <= tuning.workgroup_bytes

@@ -34,7 +34,7 @@ var<workgroup> values: array<array<vec4f, {{ parts * d4 }}>, {{ group_size if to
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) {
   let thread = {{ reduce.thread(subgroup) }};
-  let shares = min({{ kv.chunk_count(slabs, column, chunk) }}, {{ most }}u);
+  {{ kv.shares(slabs, column, chunk, most) | trim | indent(2) }}
   if (group.x >= shares) { return; }
   let tiles = {{ kv.end_chunk(slabs, column, chunk) }};
 {% if slabs %}

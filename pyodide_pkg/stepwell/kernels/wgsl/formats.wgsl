@@ -69,13 +69,13 @@ let {{ q }}_1 = vec4u({{ q }}_a.z, {{ q }}_b.z, {{ q }}_a.w, {{ q }}_b.w);
 {% endif %}
 {% endmacro %}
 
-{# Instead of LOAD, for a kernel in which one thread, or two, unpack a block: HOLD declares variables, which REFILL reads
-   of the next block while this one is computed with. Of two threads, `part` 0 has the first half of the elements. After
+{# Instead of LOAD, where a later block is read while one is computed with: HOLD declares variables, and REFILL reads a block
+   into them. Where two threads unpack a block, `part` 0 has the first half of the elements. After
    UNPACK, PART names what this thread has of them: ELEMENT(format, h, k) from k = 0 on, WEIGHTS_OF_PART(format, h, g, …). #}
 {% macro _own_vectors(format, parts) -%}
 {{ 1 if layouts[format].bits < 8 else layouts[format].vectors // parts }}
 {%- endmacro %}
-{% macro hold(format, q, parts) %}
+{% macro hold(format, q, parts=1) %}
 {% for i in range(layouts[format].scale_vectors) %}
 var {{ q }}_s{{ i }}: {{ scale_type(format) }};
 {% endfor %}
@@ -87,7 +87,7 @@ var {{ q }}_{{ i }}: vec4u;
 {% endfor %}
 {% endif %}
 {% endmacro %}
-{% macro refill(format, q, block, n, rows, part, parts) %}
+{% macro refill(format, q, block, n, rows, part="0u", parts=1) %}
 {% set layout = layouts[format] %}
 {% for i in range(layout.scale_vectors) %}
 {{ q }}_s{{ i }} = scales[({{ block }} * {{ layout.scale_vectors }}u + {{ i }}u) * {{ rows }} + {{ n }}];

@@ -123,3 +123,11 @@ fn rows_of(position: u32) -> vec2u {
 {% endmacro %}
 {% macro k(slabs) %}{{ "slab0" if slabs else "k_cache" }}{% endmacro %}
 {% macro v(slabs) %}{{ "slab0" if slabs else "v_cache" }}{% endmacro %}
+
+{# `shares`: among how many workgroups the chunks are shared out, MOST at most: as few as leave the longest share as
+   short as it can be, since someone has to put them together. #}
+{% macro shares(slabs, column, chunk, most) %}
+let all_chunks = {{ chunk_count(slabs, column, chunk) }};
+let of_a_share = (all_chunks + {{ most - 1 }}u) / {{ most }}u;
+let shares = (all_chunks + of_a_share - 1u) / of_a_share;
+{% endmacro %}

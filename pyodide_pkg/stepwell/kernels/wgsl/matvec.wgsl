@@ -52,7 +52,10 @@ const BLOCKS = {{ blocks }}u;
 const WIDE = {{ wide }}u;
 const SPLITS = {{ splits }}u;
 const THREADS = {{ threads }}u;
-{% set sets = threads // subgroup if subgroup and subgroup >= wide else splits %}
+{# sets of threads that have blocks; the others help before #}
+{% set unit = [1, subgroup // wide] | max %}
+{% set at_work = [splits, (blocks + unit - 1) // unit * unit] | min %}
+{% set sets = at_work * wide // subgroup if subgroup and subgroup >= wide else at_work %}
 var<workgroup> sums: array<f32, {{ sets * wide * per * halves }}>;
 {% if dot4 %}
 {{ quantise.declare(blocks) }}
@@ -68,11 +71,13 @@ var<workgroup> results: array<f32, {{ wide * per }}>;
 {{ shares_of.functions(teams, k // 8) }}
 {% endif %}
 
-{# Names of what a thread has of block a of its set: row r, half 0 or 1 of swiglu. #}
-{% macro fetch(a, block) %}
+{# Read what a thread has of block a of its set: row r, half 0 or 1 of swiglu. With `again` into variables that were
+   declared. #}
+{% macro fetch(a, block, again=false) %}
 {% for r in range(per) %}
 {% for half in range(halves) %}
-{{ formats.fetch(format, "w%d_%d_%d" % (a, r, half), block, "n%d_%d" % (r, half), "N") | trim }}
+{% set place = ("w%d_%d_%d" % (a, r, half), block, "n%d_%d" % (r, half), "N") %}
+{{ (formats.refill(format, *place) if again else formats.fetch(format, *place)) | trim }}
 {% endfor %}
 {% endfor %}
 {% endmacro %}
@@ -126,7 +131,7 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
 {% set octets = k // 8 %}
 {% set turns_of_x = (octets + threads - 1) // threads %}
 {% if before == "merge" %}
-  let shares = min({{ kv.chunk_count(slabs, column, chunk) }}, {{ most }}u);
+  {{ kv.shares(slabs, column, chunk, most) | trim | indent(2) }}
 {% endif %}
 {% if staged %}
 {% for c in range(turns_of_x) %}
@@ -165,13 +170,22 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
   let index = pair_at % {{ head_dim // 2 }}u;
   let turn = turns[min(index, {{ rope_dim // 2 - 1 }}u)];
 {% endif %}
+{# Blocks of a thread: `early` of them are under way at any time. Where there are few, each has names of its own. #}
 {% set count = (blocks + splits - 1) // splits %}
-{% set early = [ahead, count] | min %}
+{% set early = [[1, ahead] | max, count] | min %}
+{% set unrolled = count * per * halves <= 16 %}
   let set_ = thread / WIDE;
 {% for a in range(early) %}
 {% set whole = (a + 1) * splits <= blocks %}
   let b{{ a }} = {{ "set_ + %du" % (a * splits) if whole else "min(set_ + %du, BLOCKS - 1u)" % (a * splits) }};
-  {{ fetch(a, "b%d" % a) | trim | indent(2) }}
+{% if not unrolled %}
+{% for r in range(per) %}
+{% for half in range(halves) %}
+  {{ formats.hold(format, "w%d_%d_%d" % (a, r, half)) | trim | indent(2) }}
+{% endfor %}
+{% endfor %}
+{% endif %}
+  {{ fetch(a, "b%d" % a, not unrolled) | trim | indent(2) }}
 {% endfor %}
 {% if before == "norm" %}
   // rms is a factor of all results: it can wait until they are there
@@ -210,22 +224,26 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
 {% endfor %}
   workgroupBarrier();
 {% endif %}
-{% for a in range(early) %}
-{% set whole = (a + 1) * splits <= blocks %}
-  {{ "{" if whole else "if (set_ + %du < BLOCKS) {" % (a * splits) }}
+{% if unrolled %}
+{% for a in range(count) %}
+{% set next = a + early %}
+{% if next < count %}
+{% set whole = (next + 1) * splits <= blocks %}
+  let b{{ next }} = {{ "set_ + %du" % (next * splits) if whole else "min(set_ + %du, BLOCKS - 1u)" % (next * splits) }};
+  {{ fetch(next, "b%d" % next) | trim | indent(2) }}
+{% endif %}
+  {{ "{" if (a + 1) * splits <= blocks else "if (set_ + %du < BLOCKS) {" % (a * splits) }}
     {{ add(a, "b%d" % a) | trim | indent(4) }}
   }
 {% endfor %}
-{% if count > early %}
-{% set turn = [ahead or 1, count - early] | min %}
-  for (var block = set_ + {{ early * splits }}u; block < BLOCKS; block += {{ turn * splits }}u) {
-{% for a in range(turn) %}
-    let c{{ a }} = {{ "min(block + %du, BLOCKS - 1u)" % (a * splits) if a else "block" }};
-    {{ fetch(a, "c%d" % a) | trim | indent(4) }}
-{% endfor %}
-{% for a in range(turn) %}
-    {{ "if (block + %du < BLOCKS) {" % (a * splits) if a else "{" }}
-      {{ add(a, "c%d" % a) | trim | indent(6) }}
+{% else %}
+  for (var block = set_; block < BLOCKS; block += {{ early * splits }}u) {
+{% for a in range(early) %}
+    if (block + {{ a * splits }}u < BLOCKS) {
+      let now{{ a }} = block + {{ a * splits }}u;
+      {{ add(a, "now%d" % a) | trim | indent(6) }}
+      let next{{ a }} = min(block + {{ (a + early) * splits }}u, BLOCKS - 1u);
+      {{ fetch(a, "next%d" % a, true) | trim | indent(6) }}
     }
 {% endfor %}
   }
@@ -239,9 +257,9 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
   total{{ r }}_{{ half }} += subgroupShuffleXor(total{{ r }}_{{ half }}, {{ ns.step }}u);
 {% set ns.step = ns.step * 2 %}
 {% endfor %}
-  if (lane < WIDE) { sums[{{ at }}u + subgroup * WIDE + lane] = total{{ r }}_{{ half }}; }
+  if (lane < WIDE{{ " && subgroup < %du" % sets if at_work < splits }}) { sums[{{ at }}u + subgroup * WIDE + lane] = total{{ r }}_{{ half }}; }
 {% else %}
-  sums[{{ at }}u + thread] = total{{ r }}_{{ half }};
+  {{ "if (thread < %du) { " % (at_work * wide) if at_work < splits }}sums[{{ at }}u + thread] = total{{ r }}_{{ half }};{{ " }" if at_work < splits }}
 {% endif %}
 {% endfor %}
 {% endfor %}

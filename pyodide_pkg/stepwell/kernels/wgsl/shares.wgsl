@@ -50,9 +50,15 @@ let {{ name }}x{{ half }} = array({% for u in range(4) %}x[min({{ c }} + {{ u }}
 
 {% macro merged(merged, i, first, teams, octets, heads, head_dim) %}
   var {{ merged }} = merge(Merged(-1e30, 0.0, vec4f(0.0), vec4f(0.0)), {{ first }}n, {{ first }}x0, {{ first }}x1);
-  for (var share = {{ "4u * team + %du" % (4 * teams) if teams > 1 else "4u" }}; share < shares; share += {{ 4 * teams }}u) {
-    {{ read(i, "share", "more_", heads, head_dim) | trim | indent(2) }}
-    {{ merged }} = merge({{ merged }}, more_n, more_x0, more_x1);
+{# two reads of four under way where a thread has registers for them #}
+{% set reads = 2 if teams > 1 else 1 %}
+  for (var share = {{ "4u * team + %du" % (4 * teams) if teams > 1 else "4u" }}; share < shares; share += {{ 4 * teams * reads }}u) {
+{% for r in range(reads) %}
+    {{ read(i, "share + %du" % (4 * teams * r) if r else "share", "more%d_" % r, heads, head_dim) | trim | indent(2) }}
+{% endfor %}
+{% for r in range(reads) %}
+    {{ merged }} = merge({{ merged }}, more{{ r }}_n, more{{ r }}_x0, more{{ r }}_x1);
+{% endfor %}
   }
 {% if teams > 1 %}
   if (shares > 4u) {  // the other teams had something to do
