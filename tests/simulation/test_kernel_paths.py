@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from stepwell.decode.generation import Generation
 from stepwell.decode.kv_modes import KV_MODES
 from stepwell.errors import BadRequest
 from stepwell.gpu.fake_device import FAKE_INFO
 from stepwell.kernels.tuning import SHADER_F16
 from stepwell.launch.options import LaunchOptions, Switch
 from stepwell.memory.buffer import Role
-from tests.decode_lab import LAYERS, DecodeLab, templates_rendered_once, tokens, write_model
+from tests.decode_lab import LAYERS, VOCAB, DecodeLab, templates_rendered_once, tokens, write_model
 from tests.tiny_llama import write_tiny_llama
 
 __all__ = ["templates_rendered_once"]
@@ -89,7 +90,7 @@ def test_rows_that_no_workgroup_can_hold(model: Path) -> None:
         session.close()
         before = lab.pool.in_use_bytes
         wanted = lab.another(LaunchOptions(fused=Switch.ON))
-        with pytest.raises(BadRequest, match=r"fused is on, but a row of 64 values takes 9,600 B .* gives it 8,192 B"):
+        with pytest.raises(BadRequest, match=r"fused is on, but a row of 64 values takes 8,448 B .* gives it 8,192 B"):
             lab.session(launcher=wanted)
         assert lab.pool.in_use_bytes == before
         wanted.close()
@@ -121,3 +122,33 @@ def test_a_prompt_in_f16_takes_a_launch_more_per_product(model: Path) -> None:
         lab.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("is_gpu", "partials_bytes", "parts"), [
+    (True, 1 << 27, [256, 512, 600]),
+    (True, 1 << 19, [128, 256, 384, 512, 600]),
+    (True, 1, [64, 128, 192, 256, 320, 384, 448, 512, 576, 600]),
+    (False, 1 << 27, [64, 128, 192, 256, 320, 384, 448, 512, 576, 600]),
+])  # fmt: skip
+def test_gpus_read_a_prompt_in_larger_steps_unless_attention_then_takes_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gpu: bool, partials_bytes: int, parts: list[int]
+) -> None:
+    monkeypatch.setattr("stepwell.models.steps.PARTIALS_BYTES", partials_bytes)
+    shape = {"n_layers": LAYERS, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "vocab": VOCAB, "context": 700}
+    write_tiny_llama(tmp_path / "long.gguf", **shape)
+    told: list[tuple[int, int]] = []
+
+    async def run() -> None:
+        lab = await DecodeLab(info=replace(FAKE_INFO, is_fallback=not is_gpu)).load(tmp_path / "long.gguf")
+        session = lab.session(context=700)
+        generation = Generation(max_tokens=1)
+        await session.prepare(generation, 600)
+        compiled = len(lab.launcher.kernels)
+        async for _ in session.generate([1] * 600, generation, lambda done, total: told.append((done, total))):
+            pass
+        assert len(lab.launcher.kernels) == compiled
+        session.close()
+        lab.close()
+
+    asyncio.run(run())
+    assert told == [(done, 600) for done in parts]

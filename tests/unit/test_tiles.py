@@ -55,7 +55,7 @@ def test_without_more_than_the_least_of_memory_there_is_a_tile_for_every_step() 
 
 @pytest.mark.parametrize("rows", [16, 64, 128, 256, 2048])
 @pytest.mark.parametrize("columns", [576, 2048, 3072, 16384, 200064])
-def test_the_largest_tile_that_leaves_enough_workgroups(rows: int, columns: int) -> None:
+def test_the_largest_tile_that_leaves_enough_threads(rows: int, columns: int) -> None:
     chosen, stages = GPU.tile_for(rows, columns)
     assert chosen.rows <= rows
     assert stages * chosen.nbytes() <= GPU.workgroup_bytes
@@ -63,7 +63,7 @@ def test_the_largest_tile_that_leaves_enough_workgroups(rows: int, columns: int)
         tile
         for tile in TILES
         if tile.rows <= rows
-        and ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns) >= GPU.workgroups
+        and ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns) * tile.threads >= GPU.tile_threads
         and tile.nbytes() <= GPU.workgroup_bytes
     ]
     assert chosen == (enough or TILES[-1:])[0]

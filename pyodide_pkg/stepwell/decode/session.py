@@ -8,7 +8,7 @@ from stepwell.clock import now_ms
 from stepwell.decode.flight import Flight
 from stepwell.decode.generation import Generation, Run
 from stepwell.decode.kv_modes import KV_MODES
-from stepwell.decode.stepper import PREFILL_ROWS, Stepper
+from stepwell.decode.stepper import Stepper
 from stepwell.decode.timing import TokenEvent
 from stepwell.errors import BadRequest, BudgetExceeded, ContextFull, DeviceLost, OutOfMemory, PoolError, StepwellError
 from stepwell.launch.launcher import Launcher
@@ -91,7 +91,8 @@ class DecodeSession:
         self._stepper.configure(generation.want, self._depth(generation), generation.settings)
         reach = self.length + prompt_rows
         uses = []
-        for rows in {min(prompt_rows, PREFILL_ROWS), prompt_rows % PREFILL_ROWS or PREFILL_ROWS, 1}:
+        most = self._stepper.steps.prefill_rows(reach)
+        for rows in {min(prompt_rows, most), prompt_rows % most or most, 1}:
             uses += self._stepper.dry_run(rows, reach).uses
         await self._launcher.kernels.ensure(uses, progress)
 
@@ -209,10 +210,11 @@ class DecodeSession:
             self._cache.rewind()
         prompt = self._history[self.length :] + prompt
         end = self.length + len(prompt)
+        most = self._stepper.steps.prefill_rows(end)
         data = b""
         done = 0
         while done < len(prompt):
-            rows = prompt[done : done + self._cache.fits(PREFILL_ROWS)]
+            rows = prompt[done : done + self._cache.fits(most)]
             done += len(rows)
             data = await self._pool.retrying(lambda: self._alone(rows, run, end, index, last=done == len(prompt)))  # noqa: B023
             if (fresh := self.length - len(self._history)) > 0:  # not what is read once more

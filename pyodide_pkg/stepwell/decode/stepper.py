@@ -16,7 +16,6 @@ from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.scope import Acquires, Scope, Steady
 from stepwell.models.llama import Llama
 
-PREFILL_ROWS = 64  # tokens per prefill step
 # How often buffers must have come together before they get a plan.  While tensors outgrow their buffers one by one, as
 # they do for some tokens around a size class, no set comes often: a plan would cost two steps and save hardly one.
 SIGHTINGS = 2
@@ -34,7 +33,7 @@ class Stepper:
         self.meter = Meter(launcher, self._pool.ledger)
         # decode steps have their buffers for good where plans are to find them again
         self._steady = Steady(self._pool, launcher.kernels.workspace) if launcher.options.replay else None
-        self._ids = self._pool.acquire(4 * PREFILL_ROWS, Role.ACTIVATION, "ids", host=True)
+        self._ids = self._pool.acquire(4 * launcher.tuning.prefill_rows, Role.ACTIVATION, "ids", host=True)
         self._settings: Buffer | None = None  # of sampling, once there was any
         self._ring: list[Buffer] = []
         self._turn = 0

@@ -48,7 +48,8 @@ class Spread:
     """How a workgroup of a product shares out its work; the fields are named as the kernels' constants.
 
     ``wide`` outputs side by side, ``per`` outputs per thread, ``splits`` sets of ``wide`` threads that share k.
-    A thread reads ``ahead`` blocks of weights before x is prepared.
+    A thread of ``matvec`` reads ``ahead`` blocks of weights, one at least, before x is prepared, and then keeps so many
+    under way; ``matmul_quad`` has none.
     """
 
     wide: int
@@ -91,8 +92,8 @@ class Tile(NamedTuple):
         return 64 * self.rows + 68 * self.columns if f16 else 128 * (self.rows + self.columns)
 
 
-TILES = (Tile(128, 64, 8, 8), Tile(64, 64, 8, 8), Tile(64, 32, 8, 4), Tile(32, 32, 4, 4), Tile(16, 32, 2, 4))
-"""From those that read workgroup memory the least, per product, to those of which a step makes the most."""
+TILES = (Tile(128, 64, 8, 8), Tile(64, 64, 8, 4), Tile(64, 32, 4, 4), Tile(32, 32, 4, 4), Tile(16, 32, 2, 4))
+"""From those that read workgroup memory the least, per product, to those of which a step has most threads."""
 
 BESIDE_SLABS = 3  # storage buffers that attention binds: the queries, and what it leaves for its merge
 MOST_SLABS = 12  # attention's loads are there once for each
@@ -118,8 +119,10 @@ class Tuning:
     outputs_per_thread_of_tile: int = 8  # quad, `tile` rows
     split_outputs: int = 8  # split: outputs per workgroup
     split_threads: int = 128  # split: threads per workgroup, at most
+    prefill_rows: int = 64  # of a step of a prompt, at most: a multiple of 64
     tiled_rows: int = 0  # split: from so many rows on, products are matmul_tile's; 0: never
     tiles: tuple[Tile, ...] = TILES  # for it to choose from
+    tile_threads: int = 24_576  # of its tiles, that keep the GPU busy
     f16: bool = False  # it computes in f16
     f16_run: int = 16  # terms of a pair of sums in f16: 16, or 32, which is faster and less exact
     argmax_parts: int = 1  # workgroups that share the logits
@@ -135,7 +138,7 @@ class Tuning:
     decode_wide: int = 8  # outputs side by side in a workgroup of its products, at least
     decode_widest: int = 32  # and at most
     most_per_thread: int = 4  # outputs of its products
-    decode_ahead: int = 4  # blocks that a thread of its products reads before x is prepared
+    decode_ahead: int = 4  # blocks that a thread of its products has under way
     dot4: bool = False  # its products in integers
     workgroups: int = 128  # that keep the GPU busy
     workgroup_bytes: int = 16384  # of a workgroup's memory
@@ -154,7 +157,7 @@ class Tuning:
     def tile_for(self, rows: int, columns: int, f16: bool = False) -> tuple[Tile, int]:
         """The tile of a product of so many rows with so many rows of W, and how many blocks are in memory at once.
 
-        The first of ``tiles`` that fits and that leaves enough workgroups to fill the GPU; else the last that fits.
+        The first of ``tiles`` that fits and that leaves enough threads to fill the GPU; else the last that fits.
         None but the last is taller than the step.
         """
         fitting = [tile for tile in self.tiles if tile.rows <= rows and tile.nbytes(f16) <= self.workgroup_bytes]
@@ -162,7 +165,7 @@ class Tuning:
             (
                 tile
                 for tile in fitting
-                if ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns) >= self.workgroups
+                if ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns) * tile.threads >= self.tile_threads
             ),
             fitting[-1] if fitting else self.tiles[-1],
         )
@@ -229,6 +232,7 @@ def _split() -> Tuning:
         attention_chunk=64,
         argmax_threads=256,
         elementwise_threads=64,
+        prefill_rows=256,
         tiled_rows=16,
         argmax_parts=64,
         sample_parts=64,

@@ -8,16 +8,20 @@ from collections.abc import Sequence
 
 from stepwell.errors import BadRequest
 from stepwell.kernels.fused import FusedOps
-from stepwell.kernels.kv import LayerKV
+from stepwell.kernels.kv import LayerKV, ceil_div
 from stepwell.kernels.ops import Heads, Ops
 from stepwell.kernels.sampling import Cuts, SampleOps
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import Switch
 from stepwell.launch.recorder import Recorder
+from stepwell.launch.shapes import power_of_two
 from stepwell.memory.buffer import Buffer
 from stepwell.memory.scope import Acquires
 from stepwell.models.config import LlamaConfig
 from stepwell.weights.loader import Weights
+
+FEWEST_ROWS = 64  # of a prefill step: a matrix is worth reading for them
+PARTIALS_BYTES = 128 << 20  # what a binding holds on every device
 
 
 class Steps:
@@ -70,6 +74,16 @@ class Steps:
                 f"memory, and this device gives it {tuning.workgroup_bytes:,} B. Leave fused at auto or off."
             )
         return False
+
+    def prefill_rows(self, reach: int) -> int:
+        """Tokens per step of a prompt that ends at ``reach`` positions: fewer where attention leaves partial results
+        of many chunks.
+        """
+        tuning, heads = self._ops.tuning, self._heads
+        rows, chunks = tuning.prefill_rows, power_of_two(ceil_div(reach, tuning.attention_chunk))
+        while rows > FEWEST_ROWS and 4 * rows * chunks * heads.heads * heads.head_dim > PARTIALS_BYTES:
+            rows //= 2
+        return rows
 
     def record(
         self,
