@@ -76,11 +76,12 @@ def meaning(label: str, code: str) -> Kernel | None:
     kernel, _, constants = label.partition("(")
     attention = kernel.startswith("attention")
     label = re.sub(r", (slabs|column)=\w+", "", label)
-    # how many chunks there are, and who says so, is another matter in each KV mode
-    wanted = Scalar.ROWS if kernel == "attention_merge" else fields
-    mask = [int(bool(wanted & bit)) for bit in Scalar]
-    residual = "mode=residual" in constants
     paged = "slabs=" in constants and "slabs=0" not in constants
+    merge = kernel == "attention_merge" or "before=merge" in constants
+    # how many chunks there are, and who says so, is another matter in each KV mode
+    wanted = Scalar.ROWS if merge else fields
+    mask = [int(bool(wanted & bit)) for bit in Scalar]
+    residual = "=residual" in constants
     width = KV_WIDTH // 2 if "half=True" in constants else KV_WIDTH
 
     def run(views: Sequence[memoryview], grid: tuple[int, int, int]) -> None:
@@ -92,12 +93,12 @@ def meaning(label: str, code: str) -> Kernel | None:
         if kernel == "embed":
             crc = zlib.crc32(bound[0][: 4 * rows], crc)
             targets = bound[1:2]
-        elif kernel == "rope_append":
-            _, qkv, *cache = bound
-            crc = zlib.crc32(qkv[:_SEEN], crc)
-            _append(cache, position, rows, paged, crc, width)
-            targets = [qkv]
-        elif kernel in ("attention_quad", "attention_split"):
+        elif kernel == "rope_append" or "after=rope" in constants:
+            *others, k, v = bound
+            crc = _hashed(others, kernel == "rope_append", crc)  # in place
+            _append((k, v), position, rows, paged, crc, width)
+            targets = [view for view in others if not view.readonly]
+        elif kernel in ("attention_quad", "attention_split", "attention_decode"):
             qkv, partials, normals, *cache = bound
             later = paged and _spans(cache[0])[0][0] > 0  # slabs: what the launch for earlier ones has left also counts
             crc = partials.cast("I")[0] if later else zlib.crc32(qkv[:_SEEN], crc)
@@ -108,14 +109,20 @@ def meaning(label: str, code: str) -> Kernel | None:
             ids.cast("I")[0] = zlib.crc32(source[:_SEEN], crc) % VOCAB
             return
         else:
-            for view in bound[:3] if attention else bound:
-                if view.readonly or residual:
-                    crc = zlib.crc32(view[:_SEEN], crc)
+            crc = _hashed(bound[:-1] if merge and paged else bound, residual, crc)
             targets = [view for view in bound if not view.readonly]
         for view in targets:
             view[:] = _words(crc, len(view))
 
     return run
+
+
+def _hashed(views: Sequence[memoryview], written: bool, crc: int) -> int:
+    """What is read, and what is ``written`` if that is read too."""
+    for view in views:
+        if view.readonly or written:
+            crc = zlib.crc32(view[:_SEEN], crc)
+    return crc
 
 
 def _append(cache: Sequence[memoryview], position: int, rows: int, paged: bool, crc: int, width: int) -> None:
@@ -136,6 +143,7 @@ def _append(cache: Sequence[memoryview], position: int, rows: int, paged: bool, 
 def _digest(cache: Sequence[memoryview], end: int, paged: bool, width: int) -> int:
     """Of the rows of K and V up to position ``end``: of any part of them it is what makes the whole by exclusive or."""
     spans, slabs = ([(0, end)], [cache]) if not paged else (_spans(cache[0]), [(slab, slab) for slab in cache[1:]])
+    assert len(spans) <= len(slabs), "a launch binds every slab of its group"
     found = 0
     for (first, positions), (k, v) in zip(spans, slabs, strict=False):
         v_rows = positions if paged else 0
@@ -167,7 +175,7 @@ class DecodeDevice(Guarded):
     def __init__(self, out_of_memory: Sequence[int] = (), dies_at: int = -1, **options: Any) -> None:
         super().__init__(log_limit=0, **options)
         self.out_of_memory, self.dies_at = frozenset(out_of_memory), dies_at
-        self.creates = self.submits = self.replays = 0
+        self.creates = self.submits = self.replays = self.compiled = 0
         self.spoil: Callable[[int, tuple[int, ...]], None] | None = None
 
     def create_buffer(self, size: int, usage: BufferUsage, label: str = "") -> int:
@@ -180,6 +188,7 @@ class DecodeDevice(Guarded):
         kernel = meaning(label, code)
         if kernel is not None:
             self._kernels.setdefault(label, kernel)
+        self.compiled += 1
         return await super().create_pipeline(code, layout, label)
 
     async def _read(self, source: FakeBuffer, offset: int, nbytes: int) -> bytes | DeviceError:

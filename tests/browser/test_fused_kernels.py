@@ -46,7 +46,8 @@ GPU = replace(
 )  # fmt: skip
 TUNINGS = {
     "plain": replace(GPU, subgroup=0, decode_threads=64, decode_widest=8, attention_threads=24),
-    "subgroups": replace(GPU, subgroup=4, decode_wide=2, decode_widest=2, decode_threads=16),  # two sets in a subgroup
+    # two sets in a subgroup
+    "subgroups": replace(GPU, subgroup=4, decode_wide=2, decode_widest=2, decode_threads=16, slabs=5),
     # two subgroups in a set; all blocks ahead; too little memory for the values of all query heads at once
     "wide": replace(GPU, subgroup=4, decode_threads=32, decode_widest=8, decode_ahead=9, workgroup_bytes=1, slabs=1),
     "wider": replace(GPU, subgroup=4, decode_threads=64, workgroups=2),  # as wide as the outputs allow
@@ -243,6 +244,8 @@ ATTENTIONS = [
     *(Attention("subgroups", heads, 250, slabs=SLABS) for heads in ((9, 3, 64), (3, 3, 24))),
     *(Attention(tuning, (4, 2, 16), 250, window=100, slabs=SLABS) for tuning in ("wide", "integers")),
     Attention("integers", (8, 4, 16), 70, slabs=(96,)),
+    *(Attention("subgroups", (4, 2, 16), sum(SLABS[:n]) - 9, slabs=SLABS[:n], half=n == 3) for n in (1, 2, 3, 4, 6)),
+    Attention("subgroups", (4, 2, 16), 90, slabs=SLABS[:3]),  # the last of four places has the third slab again
     *(Attention(tuning, (4, 2, 16), 130, half=True) for tuning in TUNINGS),
     Attention("subgroups", (9, 3, 64), 70, half=True),
     *(Attention(tuning, (4, 2, 16), 250, slabs=SLABS, half=True) for tuning in ("plain", "integers")),

@@ -646,6 +646,7 @@ def attentions(tuning: str) -> list[Attention]:
     shapes += [Attention(tuning, heads, position, rows, slabs=SLABS) for heads, position, rows in paged]
     shapes += [Attention(tuning, thin, 250, 3, window=window, slabs=SLABS) for window in (2, 45, 200)]
     shapes += [Attention(tuning, small, 200, top=80, slabs=SLABS), Attention(tuning, small, 90, 6, slabs=(96,))]
+    shapes += [Attention(tuning, small, sum(SLABS[:n]) - 9, 5, slabs=SLABS[:n], half=n == 2) for n in (1, 2, 3, 6)]
     shapes += [Attention(tuning, heads, 128, 3, half=True) for heads in (model, thin)]
     shapes += [Attention(tuning, heads, 250, slabs=SLABS, half=True) for heads in (small, thin)]
     return shapes

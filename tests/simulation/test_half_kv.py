@@ -114,7 +114,7 @@ def test_kernels_that_touch_k_and_v_know_their_type(model: Path) -> None:
         lab = await DecodeLab(LaunchOptions.from_dict(PATHS["fused"])).load(model)
         session = lab.session("static", CONTEXT, kv_type="f16")
         for rows, names in ((1, {"matvec", "attention_decode"}), (3, {"rope_append", "attention_split"})):
-            step = session._stepper.dry_run(rows, 8)
+            (step,) = session._stepper.dry_runs(rows, 8, 8)
             launches = [command for command in step.commands if isinstance(command, Launch)]
             knowing = {launch.variant.kernel for launch in launches if ("half", True) in launch.variant.constants}
             assert knowing - {"attention_merge"} == names

@@ -174,8 +174,12 @@ def test_tables_say_where_everything_is() -> None:
     assert tables[0][:4] == [*tables[1][6:8], chunks[64], chunks[256]]
     assert tables[1][4 + 4 * 2 :] == [UNUSED] * 8
     reads = list(layer.reads(64, 2, 1))
-    assert [grid[0] for _, grid in reads] == [sum(-(-n // 64) for _, n in part) for part in (spans[:4], spans[4:])]
-    assert [len(bound) for bound, _ in reads] == [1 + SHAPE.slabs] * 2
+    assert [read.grid[0] for read in reads] == [sum(-(-n // 64) for _, n in part) for part in (spans[:4], spans[4:])]
+    assert [read.buffers for read in reads] == [
+        (layer.table.groups[0], *layer.slabs[:4]),
+        (layer.table.groups[1], *layer.slabs[4:]),
+    ]
+    assert [dict(read.constants)["slabs"] for read in reads] == [4, 2]
     assert layer.appended() == (layer.table.groups[1], layer.slabs[5])
     pool.close()
 

@@ -133,3 +133,14 @@ def test_shapes_that_no_kernel_computes() -> None:
         Heads(4, 2, 6, 6)
     with pytest.raises(BadRequest, match="3 query heads cannot share 2"):
         Heads(3, 2, 16, 16)
+
+
+@pytest.mark.parametrize("kernel", ["attention_quad", "attention_split", "attention_decode"])
+@pytest.mark.parametrize("slabs", [0, 1, 2, 4])
+def test_attention_chooses_among_the_slabs_that_it_binds(kernel: str, slabs: int) -> None:
+    """One is read as a tensor is."""
+    code = render(kernel, {**CONSTANTS[kernel], "slabs": slabs})
+    assert [f"slab{number}: array" in code for number in range(5)] == [number < slabs for number in range(5)]
+    assert ("switch" in code) == (slabs > 1)
+    assert code.count("select(s, ") == max(0, slabs - 1)
+    assert (f"pages: array<vec4u, {slabs + 1}>" in code) == (slabs > 0)

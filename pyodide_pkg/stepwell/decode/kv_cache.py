@@ -6,7 +6,7 @@ under way; they commit in order, or are all abandoned.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from stepwell.errors import ContextFull
@@ -47,8 +47,11 @@ class KVCache(Protocol):
         ``reach`` is where the prompt ends that the step is part of: room that will be needed anyhow.
         """
 
-    def preview(self, reach: int, buffer: Buffer) -> Sequence[LayerKV]:
-        """What ``extend`` would give, but with ``buffer`` in every place, and nothing is acquired."""
+    def previews(self, reach: int, end: int, buffer: Buffer) -> Iterator[Sequence[LayerKV]]:
+        """What ``extend`` would give, but with ``buffer`` in every place, and nothing is acquired.
+
+        First in the steps of a prompt up to ``reach``; then as far as others need other kernels, up to ``end``.
+        """
 
     def carry(self, rec: Recorder) -> None:
         """Record what brings the past into the tensors of the last ``extend``."""
@@ -99,8 +102,8 @@ class Tensors(Positions):
     def fits(self, rows: int) -> int:
         return rows
 
-    def preview(self, reach: int, buffer: Buffer) -> list[KVTensors]:
-        return [KVTensors(buffer, buffer, self._half)] * self._layers
+    def previews(self, reach: int, end: int, buffer: Buffer) -> Iterator[Sequence[LayerKV]]:
+        yield [KVTensors(buffer, buffer, self._half)] * self._layers
 
     def _acquire(self, positions: int, first_site: int = 0) -> list[KVTensors]:
         held: list[Buffer] = []

@@ -6,7 +6,7 @@ number grows with the logarithm of the length.  The pages of a prompt come in on
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import pack
 from typing import NamedTuple
 
@@ -68,7 +68,7 @@ class PagedKV(Positions):
         begin = self.end
         self._added.append(0)
         try:
-            for positions in self._missing(begin + rows, reach):
+            for positions in self._missing(self._room, begin + rows, reach):
                 self._add(positions)
                 self._added[-1] += 1
             self._describe()
@@ -83,15 +83,19 @@ class PagedKV(Positions):
             self._views = (self.key, [KVSlabs(table, slabs, self._last) for slabs in buffers])
         return self._views[1]
 
-    def preview(self, reach: int, buffer: Buffer) -> Sequence[LayerKV]:
-        spans, room = list(self._spans()), self._room
-        reach = min(reach, self._capacity)
-        for positions in self._missing(reach, reach):
-            spans.append((room, positions))
-            room += positions
-        groups = -(-len(spans) // self._shape.slabs)
-        table = PageTable(self._shape, tuple(spans), (buffer,) * groups)
-        return [KVSlabs(table, [buffer] * len(spans), len(spans) - 1)] * self._layers
+    def previews(self, reach: int, end: int, buffer: Buffer) -> Iterator[Sequence[LayerKV]]:
+        now, reach, end = self._spans(), min(reach, self._capacity), min(end, self._capacity)
+        grown = self._grown(now, reach)
+        stages = [grown, now]
+        while sum(grown[-1]) < end:
+            grown = self._grown(grown, sum(grown[-1]) + 1)
+            stages.append(grown)
+        seen: set[int] = set()
+        for spans in stages:
+            table = PageTable(self._shape, spans, (buffer,) * -(-len(spans) // self._shape.slabs))
+            if not seen.issuperset(table.bound):
+                seen.update(table.bound)
+                yield [KVSlabs(table, [buffer] * len(spans), len(spans) - 1)] * self._layers
 
     def carry(self, rec: Recorder) -> None:
         """The past is where it is."""
@@ -119,11 +123,18 @@ class PagedKV(Positions):
     def _spans(self) -> tuple[tuple[int, int], ...]:
         return tuple([(slab.first, slab.positions) for slab in self._slabs])
 
-    def _missing(self, end: int, reach: int) -> list[int]:
-        """Positions of each slab that is to be added, so that there is room up to ``end``: several where the device
-        binds no buffer that large.
+    def _grown(self, spans: tuple[tuple[int, int], ...], end: int) -> tuple[tuple[int, int], ...]:
+        """The slabs that there are once ``extend`` has made room up to ``end``."""
+        grown, room = list(spans), sum(spans[-1]) if spans else 0
+        for positions in self._missing(room, end, end):
+            grown.append((room, positions))
+            room += positions
+        return tuple(grown)
+
+    def _missing(self, room: int, end: int, reach: int) -> list[int]:
+        """Positions of each slab that is to be added to ``room``, so that there is room up to ``end``: several where
+        the device binds no buffer that large.
         """
-        room = self._room
         if end <= room:
             return []
         needed = max(end, min(reach, self._capacity))

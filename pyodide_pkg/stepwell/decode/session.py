@@ -11,8 +11,9 @@ from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.stepper import Stepper
 from stepwell.decode.timing import TokenEvent
 from stepwell.errors import BadRequest, BudgetExceeded, ContextFull, DeviceLost, OutOfMemory, PoolError, StepwellError
+from stepwell.launch.kernel_cache import Use
 from stepwell.launch.launcher import Launcher
-from stepwell.launch.recorder import Step
+from stepwell.launch.recorder import Step, Variant
 from stepwell.launch.spans import SpanLog
 from stepwell.models.llama import Llama
 
@@ -87,13 +88,21 @@ class DecodeSession:
     async def prepare(
         self, generation: Generation, prompt_rows: int, progress: Callable[[int, int], None] | None = None
     ) -> None:
-        """Compile the kernels that prefill and decode will need, so that no token's time includes it."""
+        """Compile the kernels that prefill and decode will need, so that no token's time includes it.
+
+        Those that come and go as the sequence grows are of no node: its bound would give them up in between.
+        """
         self._stepper.configure(generation.want, self._depth(generation), generation.settings)
+        prompt_rows = max(1, prompt_rows)  # one without tokens is refused where it is read
         reach = self.length + prompt_rows
-        uses = []
+        uses: list[Use | Variant] = []
         most = self._stepper.steps.prefill_rows(reach)
         for rows in {min(prompt_rows, most), prompt_rows % most or most, 1}:
-            uses += self._stepper.dry_run(rows, reach).uses
+            end = reach + generation.max_tokens if rows == 1 else reach
+            steps = [step.uses for step in self._stepper.dry_runs(rows, reach, end)]
+            uses += steps[0]
+            variants = [{variant for _, _, variant in step} for step in steps]
+            uses += variants[0].union(*variants) - variants[0].intersection(*variants)
         await self._launcher.kernels.ensure(uses, progress)
 
     async def generate(

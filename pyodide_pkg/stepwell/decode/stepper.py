@@ -1,7 +1,7 @@
 """Issues the steps of one sequence: live, recorded as a plan, or replayed."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from stepwell.clock import now_ms
 from stepwell.decode.flight import LOGITS_AT, Flight, Landed, Want
@@ -55,11 +55,16 @@ class Stepper:
             self._launcher.write(self._settings, settings)
         self.wants_record = False
 
-    def dry_run(self, rows: int, reach: int) -> Step:
-        """A step of that many rows as it would be recorded, for its kernels' names; no buffer is acquired."""
-        dry = _DryRun(Recorder(0, rows, self._launcher.shapes))
-        kv = self._cache.preview(reach, dry.buffer)
-        return self._record(dry.rec, dry, kv, self._reach if rows == 1 else reach, last=True, staging=dry.buffer)[0]
+    def dry_runs(self, rows: int, reach: int, end: int) -> Iterator[Step]:
+        """A step of that many rows as it would be recorded, for its kernels' names; no buffer is acquired.
+
+        First one of a prompt up to ``reach``, or of the token behind it; then what else that may be while the sequence
+        grows up to ``end``.
+        """
+        for kv in self._cache.previews(reach, end, _DryRun.buffer):
+            dry = _DryRun(Recorder(0, rows, self._launcher.shapes))
+            whole = self._reach if rows == 1 else reach
+            yield self._record(dry.rec, dry, kv, whole, last=True, staging=dry.buffer)[0]
 
     async def issue(
         self, ids: Sequence[int] | None, rows: int, *, reach: int = 0, last: bool = True, live: bool = False,
@@ -273,9 +278,10 @@ class Stepper:
 class _DryRun:
     """Stands in for a step's scope when only what a recording launches is wanted: no buffer is acquired."""
 
+    buffer = Buffer(0, 0, 0, Role.ACTIVATION)
+
     def __init__(self, rec: Recorder) -> None:
         self.rec = rec
-        self.buffer = Buffer(0, 0, 0, Role.ACTIVATION)
 
     def acquire(self, nbytes: int, label: str) -> Buffer:
         return self.buffer

@@ -82,16 +82,13 @@ class FusedOps:
             lanes *= 2
         group = heads.heads // heads.kv_heads
         together = group * (16 * (threads // d4) * d4 + 8 * chunk) <= tuning.workgroup_bytes
-        variant = Variant(
-            "attention_decode",
-            (
-                *heads.constants(), ("window", heads.window), *kv.read_constants(chunk),
-                ("most", self.shares(heads)), ("threads", threads),
-                ("subgroup", tuning.subgroup), ("lanes", lanes), ("together", together),
-            ),
+        constants: Constants = (
+            *heads.constants(), ("window", heads.window), ("most", self.shares(heads)), ("threads", threads),
+            ("subgroup", tuning.subgroup), ("lanes", lanes), ("together", together),
         )  # fmt: skip
-        for bound, grid in kv.reads(chunk, heads.kv_heads, 1, self.shares(heads)):
-            rec.launch(variant, (q, partials, normals, *bound), grid, "attention", shape)
+        for read in kv.reads(chunk, heads.kv_heads, 1, self.shares(heads)):
+            variant = Variant("attention_decode", (*constants, *read.constants))
+            rec.launch(variant, (q, partials, normals, *read.buffers), read.grid, "attention", shape)
 
     def merged_product(
         self, rec: Recorder, partials: Buffer, normals: Buffer, kv: LayerKV, matrix: Matrix, y: Buffer, heads: Heads
@@ -99,7 +96,7 @@ class FusedOps:
         """y += (the shares of attention put together) W^T."""
         constants: Constants = (
             ("before", "merge"), ("after", "residual"), ("heads", heads.heads), ("head_dim", heads.head_dim),
-            *kv.read_constants(self.tuning.decode_chunk), ("most", self.shares(heads)),
+            *kv.merge_constants(self.tuning.decode_chunk), ("most", self.shares(heads)),
             ("teams", teams_of(self.tuning, matrix.k)),
         )  # fmt: skip
         self._launch(rec, matrix, "attn_output", constants, (partials, y), (normals, *kv.counted()))

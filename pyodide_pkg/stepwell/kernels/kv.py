@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from stepwell.launch.recorder import ByLength, Constant, Grid
+from stepwell.launch.shapes import power_of_two
 from stepwell.memory.buffer import Buffer
 
 Constants = tuple[tuple[str, Constant], ...]
@@ -28,9 +29,9 @@ def ceil_div(a: int, b: int) -> int:
 class KVShape(NamedTuple):
     """What a model's KV cache is made of.
 
-    ``width_bytes`` are of one position of one K or V tensor.  A launch that reads binds ``slabs`` slabs; ``chunks`` are
-    the positions of a workgroup of attention, for the steps of many rows and for those of one.  ``half``: the numbers
-    are f16, else f32.
+    ``width_bytes`` are of one position of one K or V tensor.  A launch that reads binds ``slabs`` slabs at most, which
+    are a *group*; ``chunks`` are the positions of a workgroup of attention, for the steps of many rows and for those of
+    one.  ``half``: the numbers are f16, else f32.
     """
 
     layers: int
@@ -38,6 +39,22 @@ class KVShape(NamedTuple):
     slabs: int = 1
     chunks: tuple[int, int] = (64, 64)
     half: bool = False
+
+    def bound(self, slabs: int) -> int:
+        """How many places for slabs the kernel has that reads a group of so many.
+
+        Its loads are there once for each place, and a thread looks for its slab among them.  Powers of two, so that a
+        sequence which grows needs few kernels.
+        """
+        return min(power_of_two(slabs), self.slabs)
+
+
+class Read(NamedTuple):
+    """A launch of attention: what its kernel is compiled with, what it binds, and its grid."""
+
+    constants: Constants
+    buffers: tuple[Buffer, ...]
+    grid: Grid
 
 
 class LayerKV(Protocol):
@@ -47,16 +64,16 @@ class LayerKV(Protocol):
 
     def appended(self) -> tuple[Buffer, ...]: ...
 
-    def read_constants(self, chunk: int) -> Constants:
-        """Of attention by chunks of that many positions, and of what puts the chunks together."""
-
-    def reads(self, chunk: int, y: int, z: int, shares: int = 0) -> Iterator[tuple[tuple[Buffer, ...], Grid]]:
-        """Per launch that it takes to read all positions: what it binds, and its grid: a workgroup to a chunk in x, or
-        so many that share all chunks.
+    def reads(self, chunk: int, y: int, z: int, shares: int = 0) -> Iterator[Read]:
+        """The launches that it takes to read all positions by chunks of so many: a workgroup to a chunk in x, or so
+        many that share all chunks.
         """
 
+    def merge_constants(self, chunk: int) -> Constants:
+        """Of what puts the chunks together."""
+
     def counted(self) -> tuple[Buffer, ...]:
-        """Where the number of chunks is found by what puts them together."""
+        """Where that finds the number of chunks."""
 
     def chunks(self, length: int, chunk: int) -> int:
         """How many chunks of that size ``length`` positions have."""
@@ -80,11 +97,12 @@ class KVTensors:
     def appended(self) -> tuple[Buffer, ...]:
         return self.buffers
 
-    def read_constants(self, chunk: int) -> Constants:
-        return (("slabs", 0), ("half", self.half), ("chunk", chunk))
+    def reads(self, chunk: int, y: int, z: int, shares: int = 0) -> Iterator[Read]:
+        grid = ByLength(chunk, y, z, shares) if shares else ByLength(chunk, y, z)
+        yield Read(self.merge_constants(chunk), self.buffers, grid)
 
-    def reads(self, chunk: int, y: int, z: int, shares: int = 0) -> Iterator[tuple[tuple[Buffer, ...], Grid]]:
-        yield self.buffers, ByLength(chunk, y, z, shares) if shares else ByLength(chunk, y, z)
+    def merge_constants(self, chunk: int) -> Constants:
+        return (("slabs", 0), ("half", self.half), ("chunk", chunk))
 
     def counted(self) -> tuple[Buffer, ...]:
         return ()
@@ -105,6 +123,12 @@ class PageTable:
     slabs: tuple[tuple[int, int], ...]
     groups: tuple[Buffer, ...]
 
+    @property
+    def bound(self) -> tuple[int, ...]:
+        """Per group, how many places for slabs the kernel has that reads it."""
+        count, most = len(self.slabs), self.shape.slabs
+        return tuple([self.shape.bound(min(most, count - first)) for first in range(0, count, most)])
+
     def chunks(self, chunk: int, slabs: slice = slice(None)) -> int:
         """How many of that size; a chunk is in one slab."""
         return sum(ceil_div(positions, chunk) for _, positions in self.slabs[slabs])
@@ -124,19 +148,17 @@ class KVSlabs:
     def appended(self) -> tuple[Buffer, ...]:
         return self.table.groups[self.last // self.table.shape.slabs], self.slabs[self.last]
 
-    def read_constants(self, chunk: int) -> Constants:
-        shape = self.table.shape
-        column = "zw"[shape.chunks.index(chunk)]
-        return (("slabs", shape.slabs), ("half", shape.half), ("column", column), ("chunk", chunk))
-
-    def reads(self, chunk: int, y: int, z: int, shares: int = 0) -> Iterator[tuple[tuple[Buffer, ...], Grid]]:
-        bound = self.table.shape.slabs
-        for number, table in enumerate(self.table.groups):
-            group = slice(number * bound, (number + 1) * bound)
+    def reads(self, chunk: int, y: int, z: int, shares: int = 0) -> Iterator[Read]:
+        most = self.table.shape.slabs
+        for number, (table, bound) in enumerate(zip(self.table.groups, self.table.bound, strict=True)):
+            group = slice(number * most, (number + 1) * most)
             slabs = tuple(self.slabs[group])
             rest = slabs[-1:] * (bound - len(slabs))
             workgroups = min(self.table.chunks(chunk), shares) if shares else self.table.chunks(chunk, group)
-            yield (table, *slabs, *rest), (workgroups, y, z)
+            yield Read(self._constants(bound, chunk), (table, *slabs, *rest), (workgroups, y, z))
+
+    def merge_constants(self, chunk: int) -> Constants:
+        return self._constants(self.table.shape.slabs, chunk)
 
     def counted(self) -> tuple[Buffer, ...]:
         return self.table.groups[-1:]
@@ -145,9 +167,17 @@ class KVSlabs:
         """Of all slabs, however many of their positions are filled."""
         return self.table.chunks(chunk)
 
+    def _constants(self, slabs: int, chunk: int) -> Constants:
+        shape = self.table.shape
+        column = "zw"[shape.chunks.index(chunk)]
+        return (("slabs", slabs), ("half", shape.half), ("column", column), ("chunk", chunk))
+
 
 def table_words(shape: KVShape, slabs: Sequence[tuple[int, int]], group: int) -> list[int]:
-    """The 32-bit words of a group's table: how ``wgsl/kv.wgsl`` finds a chunk's slab, and a position's."""
+    """The 32-bit words of a group's table: how ``wgsl/kv.wgsl`` finds a chunk's slab, and a position's.
+
+    It has room for all slabs that the group may come to have, so that it stays the same buffer while it grows.
+    """
     counts = [list(accumulate((ceil_div(n, chunk) for _, n in slabs), initial=0)) for chunk in shape.chunks]
     end = min((group + 1) * shape.slabs, len(slabs))
     words = [*(count[end] for count in counts), *(count[-1] for count in counts)]

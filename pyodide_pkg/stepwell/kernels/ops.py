@@ -249,12 +249,12 @@ class Ops:
         tuning = self.tuning
         chunk = tuning.attention_chunk
         quads = tuning.subgroups and heads.head_dim % 16 == 0  # the quad kernel shares heads out in 16s
-        constants = (*heads.constants(), ("window", heads.window), *kv.read_constants(chunk))
-        variant = Variant("attention_quad" if quads else "attention_split", constants)
-        for bound, grid in kv.reads(chunk, heads.kv_heads, rows):
-            rec.launch(variant, (qkv, partials, normals, *bound), grid, "attention", shape)
+        kernel, constants = "attention_quad" if quads else "attention_split", heads.constants()
+        for read in kv.reads(chunk, heads.kv_heads, rows):
+            variant = Variant(kernel, (*constants, ("window", heads.window), *read.constants))
+            rec.launch(variant, (qkv, partials, normals, *read.buffers), read.grid, "attention", shape)
         threads = tuning.elementwise_threads
-        merge = Variant("attention_merge", (*heads.constants(), *kv.read_constants(chunk), ("threads", threads)))
+        merge = Variant("attention_merge", (*constants, *kv.merge_constants(chunk), ("threads", threads)))
         grid = (ceil_div(heads.heads * heads.head_dim // 4, threads), rows, 1)
         rec.launch(merge, (partials, normals, out, *kv.counted()), grid, "attention", shape)
 

@@ -142,7 +142,7 @@ class Tuning:
     dot4: bool = False  # its products in integers
     workgroups: int = 128  # that keep the GPU busy
     workgroup_bytes: int = 16384  # of a workgroup's memory
-    slabs: int = 1  # of paged K and V that a launch of attention binds
+    slabs: int = 1  # of paged K and V that a launch of attention binds, at most
     spreads: Mapping[ProductKey, Spread] = field(default_factory=dict, hash=False)  # measured ones, before the rule's
 
     def __post_init__(self) -> None:

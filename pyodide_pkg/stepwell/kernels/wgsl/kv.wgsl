@@ -2,10 +2,12 @@
 
    slabs = 0: each is a buffer [position][kv_heads * head_dim].
    slabs > 0: a slab has the rows of K for a run of positions, then those of V. A launch that reads binds `slabs` of them
-   (the last one again where there are fewer) and their table; a launch that appends binds one of them and the table:
+   (the last one again where there are fewer; one is read without a choice) and their table. A launch that appends binds
+   one of them and the table, `slabs` being then how many may be in that. The table:
      pages[0]      (end of these slabs' chunks, the same for the other size, chunks in all, the same for the other size)
      pages[1 + s]  (first position, positions, number of its first chunk, the same for the other size); unused: all ones
-   `column` (z or w) is where the chunks of this kernel's size are counted. No chunk is in two slabs.
+   It may be longer than a kernel declares. No chunk is in two slabs.
+   `column` (z or w) is where the chunks of this kernel's size are counted.
 
    half: a number is an f16, two of them in a u32, the first in its low bits; else an f32. Indices count the same. #}
 
