@@ -77,6 +77,25 @@ def test_nothing_is_compiled_when_a_slab_is_added(model: Path, storage_buffers: 
     asyncio.run(run())
 
 
+def test_later_prompts_find_the_slabs_that_there_are(model: Path) -> None:
+    """Their first steps may go to a slab that was added for the answer before, the others have one of their own."""
+
+    async def run() -> None:
+        lab = await gpu().load(model)
+        session = lab.session("paged", 512)
+        found = []
+        for prompt in (100, 30, 70, 1):
+            found.append(await prepared(lab, session, prompt, 40))
+            compiled = lab.device.compiled
+            await tokens(session, [7] * prompt, 40)
+            assert lab.device.compiled == compiled
+        assert min(found[1:3]) > 0, "kernels for more slabs"
+        session.close()
+        lab.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(("context", "count", "expected"), [(512, 1, [1]), (16, 500, [1, 2]), (512, 40, [1, 2, 4, 8])])
 def test_no_more_than_the_answer_needs(model: Path, context: int, count: int, expected: list[int]) -> None:
     async def run() -> None:

@@ -97,7 +97,10 @@ class DecodeSession:
         reach = self.length + prompt_rows
         uses: list[Use | Variant] = []
         most = self._stepper.steps.prefill_rows(reach)
-        for rows in {min(prompt_rows, most), prompt_rows % most or most, 1}:
+        begun = self._cache.fits(prompt_rows)  # steps end where these do
+        parts = (begun, prompt_rows - begun) if begun < prompt_rows else (prompt_rows,)
+        widths = {n for part in parts for n in (min(part, most), part % most or most)}
+        for rows in widths | {1}:
             end = reach + generation.max_tokens if rows == 1 else reach
             steps = [step.uses for step in self._stepper.dry_runs(rows, reach, end)]
             uses += steps[0]
