@@ -34,7 +34,7 @@ async def main(args):
     device = await open_device()
     try:
         pool = BufferPool(device)
-        launcher = Launcher(device, pool, LaunchOptions.from_dict({"fused": args["fused"]}))
+        launcher = Launcher(device, pool, LaunchOptions.from_dict({"fused": args["fused"], "f16": "off"}))
         source = BytesSource(b64decode(args["data"]), "tiny.gguf")
         file = await read_gguf(source)
         model = await ARCHITECTURES[read_architecture(file)].load(file, source, launcher)
@@ -72,6 +72,7 @@ def test_ids_and_logits_are_those_of_transformers(lab: Lab, tmp_path: Path, name
     """Tolerance 1e-3: f32 sums of at most 192 products on both sides, logits of tens of units (1.4e-4 reached).
 
     Where products are in integers, as on GPUs, it is that of the demo model's logits (4.1e-3 reached on an H200).
+    Prompts are not read in f16, which has a bound of its own (test_oracle.py).
 
     The ids are chosen by the host, and by the GPU in steps that are replayed.
     """
