@@ -55,7 +55,7 @@ def test_a_measured_spread_goes_before_the_rule_for_its_product_alone() -> None:
 def test_what_is_read_ahead_leaves_room_for_a_norm_and_for_other_rows() -> None:
     assert default_spread(GPU, 576, matrix(576, 1536)).ahead == GPU.decode_ahead
     assert default_spread(GPU, 576, matrix(576, 1536), "norm").ahead == GPU.decode_ahead // 2
-    assert default_spread(GPU, 1536, matrix(3072, 576), "norm").ahead == GPU.decode_ahead // 2  # gate and up
+    assert default_spread(GPU, 1536, matrix(3072, 576), "norm").ahead == GPU.decode_ahead // 4  # gate and up
     assert default_spread(GPU, 200_064, matrix(200_064, 3072), "norm").ahead == 1  # four outputs per thread
 
 

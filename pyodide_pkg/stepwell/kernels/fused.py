@@ -156,5 +156,5 @@ def default_spread(tuning: Tuning, outputs: int, matrix: Matrix, before: str = "
     fits = matrix.k // 32 * QUANTISED_BYTES + _BESIDE_BYTES <= tuning.workgroup_bytes
     integers = tuning.dot4 and tuning.subgroup >= 4 and matrix.layout.quantised and fits
     # a norm reads x and its weight at the same time: less fits beside that
-    ahead = tuning.decode_ahead // max(rows, 2 if before == "norm" else 1)
+    ahead = tuning.decode_ahead // (rows * (2 if before == "norm" else 1))
     return Spread(wide, per, splits, max(1, ahead), "dot4" if integers else "f32")
