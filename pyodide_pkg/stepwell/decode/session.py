@@ -8,12 +8,12 @@ from stepwell.clock import now_ms
 from stepwell.decode.flight import Flight
 from stepwell.decode.generation import Generation, Run
 from stepwell.decode.kv_modes import KV_MODES
+from stepwell.decode.preparation import uses_ahead
 from stepwell.decode.stepper import Stepper
 from stepwell.decode.timing import TokenEvent
 from stepwell.errors import BadRequest, BudgetExceeded, ContextFull, DeviceLost, OutOfMemory, PoolError, StepwellError
-from stepwell.launch.kernel_cache import Use
 from stepwell.launch.launcher import Launcher
-from stepwell.launch.recorder import Step, Variant
+from stepwell.launch.recorder import Step
 from stepwell.launch.spans import SpanLog
 from stepwell.models.llama import Llama
 
@@ -88,24 +88,9 @@ class DecodeSession:
     async def prepare(
         self, generation: Generation, prompt_rows: int, progress: Callable[[int, int], None] | None = None
     ) -> None:
-        """Compile the kernels that prefill and decode will need, so that no token's time includes it.
-
-        Those that come and go as the sequence grows are of no node: its bound would give them up in between.
-        """
+        """Compile the kernels that prefill and decode will need, so that no token's time includes it."""
         self._stepper.configure(generation.want, self._depth(generation), generation.settings)
-        prompt_rows = max(1, prompt_rows)  # one without tokens is refused where it is read
-        reach = self.length + prompt_rows
-        uses: list[Use | Variant] = []
-        most = self._stepper.steps.prefill_rows(reach)
-        begun = self._cache.fits(prompt_rows)  # steps end where these do
-        parts = (begun, prompt_rows - begun) if begun < prompt_rows else (prompt_rows,)
-        widths = {n for part in parts for n in (min(part, most), part % most or most)}
-        for rows in widths | {1}:
-            end = reach + generation.max_tokens if rows == 1 else reach
-            steps = [step.uses for step in self._stepper.dry_runs(rows, reach, end)]
-            uses += steps[0]
-            variants = [{variant for _, _, variant in step} for step in steps]
-            uses += variants[0].union(*variants) - variants[0].intersection(*variants)
+        uses = uses_ahead(self._stepper, self._cache, prompt_rows, generation.max_tokens)
         await self._launcher.kernels.ensure(uses, progress)
 
     async def generate(
