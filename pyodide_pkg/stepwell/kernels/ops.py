@@ -150,11 +150,14 @@ class Ops:
 
     def halves_bytes(self, rec: Recorder, rows: int, matrices: Iterable[Matrix]) -> int:
         """Bytes of the workspace of products of so many rows with these matrices; 0: they need none."""
-        longest = max((matrix.k for matrix in matrices if self._in_f16(rows, matrix)), default=0)
+        if not (self.tuning.f16 and self._tiled(rows)):
+            return 0  # without a look at the matrices: most steps end here
+        longest = max((matrix.k for matrix in matrices if matrix.layout.quantised), default=0)
         return rec.shapes.width(rows) * (2 * longest + 16) if longest else 0
 
-    def _in_f16(self, rows: int, matrix: Matrix) -> bool:
-        return self.tuning.f16 and 0 < self.tuning.tiled_rows <= rows and matrix.layout.quantised
+    def _tiled(self, rows: int) -> bool:
+        """Whether products of so many rows are matmul_tile's."""
+        return 0 < self.tuning.tiled_rows <= rows
 
     def halve(self, rec: Recorder, x: Buffer, halves: Buffer, k: int, rows: int) -> None:
         """halves = the rows of x[rows][k] as f16, and what each was divided by."""
@@ -174,8 +177,9 @@ class Ops:
         outputs = matrix.outputs(mode)
         shape = (rec.shapes.width(rows),)
         constants = (("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("mode", mode), ("tile", tile))
-        if 0 < tuning.tiled_rows <= rows:
-            self._matmul_tile(rec, x, matrix, y, rows, mode, node, halves)
+        if self._tiled(rows):
+            in_f16 = tuning.f16 and matrix.layout.quantised
+            self._matmul_tile(rec, x, matrix, y, rows, mode, node, halves if in_f16 else None)
             return
         if tuning.matmul == "quad":
             per = tuning.outputs_per_thread if tile == 1 else tuning.outputs_per_thread_of_tile
@@ -197,14 +201,15 @@ class Ops:
         self, rec: Recorder, x: Buffer, matrix: Matrix, y: Buffer, rows: int, mode: str, node: str,
         halves: Buffer | None,
     ) -> None:  # fmt: skip
+        """In f16 if there are ``halves``."""
         tuning, width, outputs = self.tuning, rec.shapes.width(rows), matrix.outputs(mode)
-        f16 = halves is not None and self._in_f16(rows, matrix)
+        f16 = halves is not None
         tile, stages = tuning.tile_for(width, matrix.n, f16)
         constants = (
             ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), ("mode", mode), *tile._asdict().items(),
             ("stages", stages), ("arithmetic", "f16" if f16 else "f32"),
         )  # fmt: skip
-        if halves is not None and f16:
+        if halves is not None:
             constants = (*constants, ("run", tuning.f16_run))
             self.halve(rec, x, halves, matrix.k, rows)
             x = halves

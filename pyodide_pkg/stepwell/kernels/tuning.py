@@ -186,7 +186,7 @@ def tuning_for(
     """
     options = options or LaunchOptions()
     split = not info.is_software if options.kernels is Kernels.AUTO else options.kernels is Kernels.SPLIT
-    fused = not info.is_software if options.fused is Switch.AUTO else options.fused is Switch.ON
+    fused = _is_on(options.fused, info)
     lanes = info.subgroup_size if info.subgroup_size == info.subgroup_max_size else 0
     if options.subgroups is Switch.OFF:
         lanes = 0
@@ -204,11 +204,16 @@ def tuning_for(
         _for_decode(_split() if split else _quad(quads), info),
         fused=fused,
         subgroup=subgroup,
-        dot4=packed and (not info.is_software if options.dot4 is Switch.AUTO else options.dot4 is Switch.ON),
-        f16=halves and (not info.is_software if options.f16 is Switch.AUTO else options.f16 is Switch.ON),
+        dot4=packed and _is_on(options.dot4, info),
+        f16=halves and _is_on(options.f16, info),
         spreads=spreads if options.tuned and spreads is not None else {},
         workgroup_bytes=info.limits.get("maxComputeWorkgroupStorageSize", 16384),
     )
+
+
+def _is_on(switch: Switch, info: DeviceInfo) -> bool:
+    """``auto`` of what is for GPUs."""
+    return not info.is_software if switch is Switch.AUTO else switch is Switch.ON
 
 
 def _quad(quads: bool) -> Tuning:

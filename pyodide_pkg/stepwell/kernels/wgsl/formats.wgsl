@@ -39,16 +39,18 @@
 {{ fetch(format, q, block, n, rows) }}
 {{ unpack(format, q) }}
 {% endmacro %}
-{% macro fetch(format, q, block, n, rows) %}
+{% macro fetch(format, q, block, n, rows) %}{{ _read("let ", format, q, block, n, rows) }}{% endmacro %}
+{% macro _read(declare, format, q, block, n, rows, part="", parts=1) %}
 {% set layout = layouts[format] %}
+{% set own = _own_vectors(format, parts) | int %}
 {% for i in range(layout.scale_vectors) %}
-let {{ q }}_s{{ i }} = scales[({{ block }} * {{ layout.scale_vectors }}u + {{ i }}u) * {{ rows }} + {{ n }}];
+{{ declare }}{{ q }}_s{{ i }} = scales[({{ block }} * {{ layout.scale_vectors }}u + {{ i }}u) * {{ rows }} + {{ n }}];
 {% endfor %}
 {% if layout.high_words %}
-let {{ q }}_n = words[{{ block }} * {{ rows }} + {{ n }}];
+{{ declare }}{{ q }}_n = words[{{ block }} * {{ rows }} + {{ n }}];
 {% else %}
-{% for i in range(layout.vectors) %}
-let {{ q }}_{{ i }} = words[({{ block }} * {{ layout.vectors }}u + {{ i }}u) * {{ rows }} + {{ n }}];
+{% for i in range(own) %}
+{{ declare }}{{ q }}_{{ i }} = words[({{ block }} * {{ layout.vectors }}u + {{ "%s * %du + " % (part, own) if own < layout.vectors }}{{ i }}u) * {{ rows }} + {{ n }}];
 {% endfor %}
 {% endif %}
 {% endmacro %}
@@ -70,8 +72,7 @@ let {{ q }}_1 = vec4u({{ q }}_a.z, {{ q }}_b.z, {{ q }}_a.w, {{ q }}_b.w);
 {% endmacro %}
 
 {# Instead of LOAD, where a later block is read while one is computed with: HOLD declares variables, and REFILL reads a block
-   into them. Where two threads unpack a block, `part` 0 has the first half of the elements. After
-   UNPACK, PART names what this thread has of them: ELEMENT(format, h, k) from k = 0 on, WEIGHTS_OF_PART(format, h, g, …). #}
+   into them. Where two threads unpack a block, `part` 0 has the first half of the elements. After UNPACK, PART names what this thread has of them: ELEMENT(format, h, k) from k = 0 on, WEIGHTS_OF_PART(format, h, g, …). #}
 {% macro _own_vectors(format, parts) -%}
 {{ 1 if layouts[format].bits < 8 else layouts[format].vectors // parts }}
 {%- endmacro %}
@@ -87,20 +88,7 @@ var {{ q }}_{{ i }}: vec4u;
 {% endfor %}
 {% endif %}
 {% endmacro %}
-{% macro refill(format, q, block, n, rows, part="0u", parts=1) %}
-{% set layout = layouts[format] %}
-{% for i in range(layout.scale_vectors) %}
-{{ q }}_s{{ i }} = scales[({{ block }} * {{ layout.scale_vectors }}u + {{ i }}u) * {{ rows }} + {{ n }}];
-{% endfor %}
-{% if layout.bits < 8 %}
-{{ q }}_{{ "n" if layout.high_words else "0" }} = words[{{ block }} * {{ rows }} + {{ n }}];
-{% else %}
-{% set own = _own_vectors(format, parts) | int %}
-{% for i in range(own) %}
-{{ q }}_{{ i }} = words[({{ block }} * {{ layout.vectors }}u + {{ part }} * {{ own }}u + {{ i }}u) * {{ rows }} + {{ n }}];
-{% endfor %}
-{% endif %}
-{% endmacro %}
+{% macro refill(format, q, block, n, rows, part="", parts=1) %}{{ _read("", format, q, block, n, rows, part, parts) }}{% endmacro %}
 {% macro part(format, q, h, part, parts) %}
 {% set layout = layouts[format] %}
 {% if parts == 2 and layout.bits < 8 %}
@@ -118,11 +106,7 @@ let {{ h }}_{{ name }}{{ g }} = {{ "select(%s, %s, %s == 1u)" % (of(format, q, 0
 {% endfor %}
 {% endmacro %}
 {% macro weights_of_part(format, h, g, elements) -%}
-{%- if layouts[format].minimum -%}
-{{ elements }} * {{ h }}_scale{{ g }} + {{ h }}_minimum{{ g }}
-{%- else -%}
-({{ elements }} - {{ layouts[format].offset }}.0) * {{ h }}_scale{{ g }}
-{%- endif -%}
+{{ _weights(format, elements, "%s_scale%d" % (h, g), "%s_minimum%d" % (h, g)) }}
 {%- endmacro %}
 
 {# Element k of a block as f32, counted from zero.
@@ -179,11 +163,10 @@ let {{ name }} = {{ "max(%s0, %s1)" % (name, name) if layout.groups == 2 else "%
 
 {# Elements as they are in a vec4f -> weights. #}
 {% macro weights(format, q, g, elements) -%}
-{%- if layouts[format].minimum -%}
-{{ elements }} * {{ scale(format, q, g) }} + {{ minimum(format, q, g) }}
-{%- else -%}
-({{ elements }} - {{ layouts[format].offset }}.0) * {{ scale(format, q, g) }}
-{%- endif -%}
+{{ _weights(format, elements, scale(format, q, g), minimum(format, q, g)) }}
+{%- endmacro %}
+{% macro _weights(format, elements, scale, minimum) -%}
+{{ "%s * %s + %s" % (elements, scale, minimum) if layouts[format].minimum else "(%s - %s) * %s" % (elements, offset(format), scale) }}
 {%- endmacro %}
 
 {# Sum of x * weight over group g, of `dot`, the sum of x * element, and `sum`, that of x, after SUM_FACTOR. #}

@@ -76,11 +76,16 @@ var<workgroup> results: array<f32, {{ wide * per }}>;
 {% macro fetch(a, block, again=false) %}
 {% for r in range(per) %}
 {% for half in range(halves) %}
-{% set place = ("w%d_%d_%d" % (a, r, half), block, "n%d_%d" % (r, half), "N") %}
-{{ (formats.refill(format, *place) if again else formats.fetch(format, *place)) | trim }}
+{% set what = ("w%d_%d_%d" % (a, r, half), block, "n%d_%d" % (r, half), "N") %}
+{{ (formats.refill(format, *what) if again else formats.fetch(format, *what)) | trim }}
 {% endfor %}
 {% endfor %}
 {% endmacro %}
+
+{# Which block of the row is block a of its set; the last one where the row has fewer. #}
+{% macro place(a) -%}
+{{ "set_ + %du" % (a * splits) if (a + 1) * splits <= blocks else "min(set_ + %du, BLOCKS - 1u)" % (a * splits) }}
+{%- endmacro %}
 
 {# Add what block a of its set, number `block` of the row, contributes. #}
 {% macro add(a, block) %}
@@ -176,8 +181,7 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
 {% set unrolled = count * per * halves <= 16 %}
   let set_ = thread / WIDE;
 {% for a in range(early) %}
-{% set whole = (a + 1) * splits <= blocks %}
-  let b{{ a }} = {{ "set_ + %du" % (a * splits) if whole else "min(set_ + %du, BLOCKS - 1u)" % (a * splits) }};
+  let b{{ a }} = {{ place(a) }};
 {% if not unrolled %}
 {% for r in range(per) %}
 {% for half in range(halves) %}
@@ -228,8 +232,7 @@ fn main(@builtin(workgroup_id) group: vec3u, {{ reduce.parameters(subgroup) }}) 
 {% for a in range(count) %}
 {% set next = a + early %}
 {% if next < count %}
-{% set whole = (next + 1) * splits <= blocks %}
-  let b{{ next }} = {{ "set_ + %du" % (next * splits) if whole else "min(set_ + %du, BLOCKS - 1u)" % (next * splits) }};
+  let b{{ next }} = {{ place(next) }};
   {{ fetch(next, "b%d" % next) | trim | indent(2) }}
 {% endif %}
   {{ "{" if (a + 1) * splits <= blocks else "if (set_ + %du < BLOCKS) {" % (a * splits) }}
