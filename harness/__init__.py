@@ -1,4 +1,13 @@
-"""Builds the site, serves it, and drives it in Chrome: ``python -m harness --help``."""
+"""Builds the site, serves it, and drives it in Chrome: ``python -m harness --help``.
+
+What the harness raises on purpose; the command line turns each into one message and an exit code.
+
+HarnessError
+├── SetupError    something on this machine is missing or refused (exit 2): a tool, the network, a browser, an option
+└── RunError      the page or the model run failed (exit 1)
+
+A message says what happened and what to do next.
+"""
 
 from pathlib import Path
 
@@ -10,3 +19,22 @@ DIST = ROOT / "dist"
 
 CACHE = ROOT / ".stepwell"
 """Downloads and built wheels; deleting it only costs time."""
+
+CRASHED = "the browser's page process crashed (out of memory, or a lost GPU process)"
+"""What a RunError with the code ``Crash`` says."""
+
+
+class HarnessError(Exception):
+    exit_code = 1
+
+
+class SetupError(HarnessError):
+    exit_code = 2
+
+
+class RunError(HarnessError):
+    """``code`` is the class name of the package's error, or what the browser reported (``crash``, ``timeout``, …)."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        self.code = code
+        super().__init__(f"{code}: {message}" if code else message)

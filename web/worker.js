@@ -1,7 +1,7 @@
 /**
  * The module worker that owns Pyodide and, through it, the GPU device. It is the only file that knows Pyodide's API.
  * Messages come in and go out as docs/architecture.md ("The page's messages") describes; the work itself is done by
- * stepwell.frontend.Frontend in Python. A worker takes its Content-Security-Policy from its own response, so the page
+ * stepwell.page.frontend.Frontend in Python. A worker takes its Content-Security-Policy from its own response, so the page
  * can forbid eval although Pyodide needs it here.
  */
 import { FROM_WORKER, TO_WORKER } from "./messages.js";
@@ -45,7 +45,7 @@ async function boot({ tuning }) {
   const pyodideMs = performance.now() - started;
   await loadStepwell(py);
   const { makeTokenizer } = await import("./tokenizer.js");
-  const module = py.pyimport("stepwell.frontend");
+  const module = py.pyimport("stepwell.page.frontend");
   const bootMs = performance.now() - started;
 
   const host = {

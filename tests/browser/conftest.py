@@ -4,16 +4,16 @@ import base64
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page
 
-from harness.browser import Profile, open_browser
-from harness.errors import SetupError
-from harness.server import SiteServer
-from harness.site import Site, build_site
+from harness import SetupError
+from harness.page.browser import Profile, open_browser
+from harness.site.build import Site, build_site
+from harness.site.server import SiteServer
+from tests.support.paths import DATA
 
 BOOT_MS = 60_000
 LAB = """<!doctype html><meta charset="utf-8"><title>lab</title><link rel="icon" href="data:,"><script type="module">
@@ -113,7 +113,7 @@ def lab(request: pytest.FixtureRequest, browser: Browser, server_url: str) -> It
 
 @pytest.fixture(scope="session")
 def oracle() -> dict[str, Any]:
-    path = Path(__file__).parent.parent / "data" / "smollm2-oracle.json"
+    path = DATA / "smollm2-oracle.json"
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return data
 

@@ -1,4 +1,4 @@
-"""What each kernel computes, in numpy and float64: the numeric truth of ``tests/browser/test_kernels.py``.
+"""What each kernel computes, in numpy and float64: the numeric truth of ``tests/browser/kernels/test_kernels.py``.
 
 Where a result is a sum, its magnitude is given too: the sum of the absolute values of the terms *as the kernel forms
 them*, which is what a rounding error is measured against.  ``U`` is the unit roundoff of f32.

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stepwell.gpu.source import FileSource
 from stepwell.models import ARCHITECTURES
 from stepwell.models.config import read_architecture
 from stepwell.weights.gguf import read_gguf
-from stepwell.weights.source import FileSource
-from tests.tiny_architectures import STEPS, TINY_MODELS, reference_file
-from tests.tiny_llama import reference_steps
+from tests.support.tiny_architectures import STEPS, TINY_MODELS, reference_file
+from tests.support.tiny_llama import reference_steps
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)

@@ -2,18 +2,18 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stepwell.gpu.source import FileSource
 from stepwell.models.config import LlamaConfig
 from stepwell.weights.gguf import read_gguf
-from stepwell.weights.source import FileSource
-from tests.demo_model import demo_model_path
-from tests.tiny_llama import FileWeights, reference_llama
+from tests.support.demo_model import demo_model_path
+from tests.support.paths import DATA
+from tests.support.tiny_llama import FileWeights, reference_llama
 
-ORACLE = Path(__file__).parent.parent / "data" / "smollm2-oracle.json"
+ORACLE = DATA / "smollm2-oracle.json"
 
 
 def test_agrees_with_the_stored_logits() -> None:

@@ -1,5 +1,5 @@
 // One run of an arm, step by step, with what really reached WebGPU counted under whatever is attached.
-// The harness measures with it (harness/attach.py), and so do the tests.
+// The harness measures with it (harness/arms/attach.py), and so do the tests.
 
 import { countBuffers } from "./count.js";
 import { Decoder, loadRuntime } from "./ort.js";

@@ -1,4 +1,4 @@
-// Decodes with onnxruntime-web as transformers.js does, on the models of harness/onnx_models.py: K and V stay on the GPU,
+// Decodes with onnxruntime-web as transformers.js does, on the models of harness/site/onnx_models.py: K and V stay on the GPU,
 // present.* is the next step's past, and the old past is disposed of when a step's result is back.  Whether something is
 // attached under the runtime is the caller's business: nothing here knows of it.
 

@@ -177,7 +177,7 @@ function recordRow(bus) {
     { className: "option" },
     element("input", { type: "checkbox", name: "pool_trace" }),
     element("span", {}, "Record a trace of the next runs"),
-    element("small", {}, "what a run asks of the buffer pool; also for python -m stepwell.memory what-if"),
+    element("small", {}, "what a run asks of the buffer pool; also for python -m stepwell.replay what-if"),
   );
   return [element("div", { className: "options" }, asking), recorded];
 }

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import NoWebGPU
 from stepwell.memory.policies.base import Policy
-from stepwell.memory.policies.options import OptionValue
+from stepwell.options import OptionValue
 
 if TYPE_CHECKING:
     from stepwell.attach.attachment import Attachment

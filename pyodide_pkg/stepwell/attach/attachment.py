@@ -12,12 +12,11 @@ import js  # type: ignore[import-not-found]
 from pyodide.code import run_js  # type: ignore[import-not-found]
 from pyodide.ffi import JsException, create_proxy, jsnull, to_js  # type: ignore[import-not-found]
 
-from stepwell import __version__
-from stepwell.attach.bundle import script
+from stepwell.attach.bundle import VERSION, script
 from stepwell.attach.keeper import Keeper
 from stepwell.errors import BadRequest, NoWebGPU, StepwellError, UsageError
 from stepwell.memory.policies.base import Policy
-from stepwell.memory.policies.options import OptionValue
+from stepwell.options import OptionValue
 
 _METHODS = ("acquire", "created", "room", "release", "forget", "flush", "begin_run", "drain", "shrink", "stats")
 _LIKE_KEEPER = """
@@ -93,7 +92,7 @@ class Attachment:
         return self._stats() if self._last is None else self._last
 
     def trace(self, **metadata: Any) -> str | None:
-        """What was recorded, in the format of ``memory/traces.py``, with ``metadata``; None if nothing was."""
+        """What was recorded, in the format of ``replay/traces.py``, with ``metadata``; None if nothing was."""
         text: str | None = self._ask("trace", _object(**metadata))
         return text
 
@@ -157,9 +156,9 @@ def _stepwell() -> Any:
     """``globalThis.stepwell``, of this version; the page may have loaded it already."""
     run_js(script() + "\n//# sourceURL=stepwell/attach/script.js")
     found = str(js.stepwell.version)
-    if found != __version__:
+    if found != VERSION:
         raise BadRequest(
-            f"attach: the page has loaded stepwell-attach.js {found}, and this is stepwell {__version__}. Load that "
+            f"attach: the page has loaded stepwell-attach.js {found}, and this is stepwell {VERSION}. Load that "
             "version, or leave it to Python."
         )
     return js.stepwell

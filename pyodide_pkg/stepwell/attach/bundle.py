@@ -8,9 +8,15 @@ imported.  That works for a plain subset of ES modules, which is checked: named 
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from posixpath import dirname, join, normpath
+
+try:
+    VERSION = version("stepwell")
+except PackageNotFoundError:  # run from a source tree that was not installed
+    VERSION = "0+unknown"
 
 MODULES = (
     "errors.js",
@@ -59,9 +65,8 @@ def script() -> str:
     """A classic script that sets ``globalThis.stepwell``, unless it is set already: the first one loaded counts."""
     folder = files("stepwell.attach").joinpath("js")
     sources = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in _names(folder)}
-    from stepwell import __version__
 
-    return join_modules(sources, MODULES, __version__)
+    return join_modules(sources, MODULES, VERSION)
 
 
 def join_modules(sources: Mapping[str, str], order: Sequence[str], number: str) -> str:

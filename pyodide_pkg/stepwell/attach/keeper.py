@@ -13,7 +13,7 @@ from stepwell.memory.budget import Budget
 from stepwell.memory.buffer import Role
 from stepwell.memory.policies import make_policy
 from stepwell.memory.policies.base import Policy, Request
-from stepwell.memory.policies.options import OptionValue
+from stepwell.options import OptionValue
 
 POLICY_NAMES = ("adaptive", "bucket", "simple", "exact", "lazy_release", "disabled")
 """The policies that make sense where every buffer has exactly the size that was asked for."""

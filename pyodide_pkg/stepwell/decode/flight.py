@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from stepwell.decode.timing import Cost
 from stepwell.kernels.sampling import Cuts
-from stepwell.launch.recorder import Step
+from stepwell.step.recorder import Step
 
 LOGITS_AT = 16  # behind the token's id, where both are read back
 

@@ -4,11 +4,11 @@ import hashlib
 from array import array
 from dataclasses import dataclass, field
 
-from stepwell.clock import now_ms
 from stepwell.decode.flight import Flight, Want
 from stepwell.decode.sampling import Draws, Sampling, choose, top_logits
 from stepwell.decode.timing import NOTHING, Cost, StepCounters, StepTiming, TokenEvent
 from stepwell.errors import BadRequest
+from stepwell.gpu.clock import now_ms
 
 _DIGEST_DIGITS = 16  # of SHA-256
 

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from stepwell.errors import ContextFull
 from stepwell.kernels.kv import KVShape, KVTensors, LayerKV
-from stepwell.launch.recorder import Recorder
 from stepwell.memory.buffer import Buffer, Role, Zero
 from stepwell.memory.pool import BufferPool
+from stepwell.step.recorder import Recorder
 
 AHEAD_STEPS = 4  # how long before a tensor outgrows its buffer the next one is made
 DONATE_POSITIONS = 64  # more than it needs, at least, a donated tensor has room for

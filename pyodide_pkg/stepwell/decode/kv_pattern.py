@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from struct import unpack
 
-from stepwell.clock import now_ms
 from stepwell.decode.kv_cache import DonateKV, GrowKV, Tensors
 from stepwell.decode.timing import Meter, StepTiming, TokenEvent
 from stepwell.errors import BadRequest, DeviceError
+from stepwell.gpu.clock import now_ms
 from stepwell.kernels.kv import KVShape, KVTensors, ceil_div
 from stepwell.launch.launcher import Launcher
-from stepwell.launch.recorder import ByLength, Recorder, Step, Variant
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
+from stepwell.memory.recovery import retrying
 from stepwell.memory.scope import Scope
+from stepwell.step.recorder import ByLength, Recorder, Step, Variant
 
 POSITION_BYTES = 2048  # of one K or V tensor: f16, 8 heads of 128
 FIRST_POSITIONS = 2000  # where a run starts unless it is told: just below the first cliff
@@ -152,7 +153,7 @@ class KVPattern:
     async def _token(self, index: int, rows: int) -> TokenEvent:
         self._meter.take()
         start = now_ms()
-        submitted, done, results = await self._pool.retrying(lambda: self._attempt(rows))
+        submitted, done, results = await retrying(self._pool, lambda: self._attempt(rows))
         timing = StepTiming(now_ms() - start, submitted - start, done - submitted)
         counters = self._meter.counters(self._meter.take(), self._cache.class_bytes, "workload")
         return TokenEvent(index, self._cache.length, sum(results) & _MASK, timing, counters, ends=False)

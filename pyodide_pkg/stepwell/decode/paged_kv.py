@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from stepwell.decode.kv_cache import Positions
 from stepwell.kernels.kv import KVShape, KVSlabs, LayerKV, PageTable, table_words
-from stepwell.launch.recorder import Recorder
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
+from stepwell.step.recorder import Recorder
 
 PAGE = 16  # positions
 SPARE_PERCENT = 9  # what may be reserved beyond what is needed, of sequences of SHORT positions and more

@@ -3,7 +3,7 @@
 from stepwell.decode.kv_cache import KVCache
 from stepwell.decode.stepper import Stepper
 from stepwell.launch.kernel_cache import Use
-from stepwell.launch.recorder import Variant
+from stepwell.step.recorder import Variant
 
 
 def uses_ahead(stepper: Stepper, cache: KVCache, prompt_rows: int, max_tokens: int) -> list[Use | Variant]:

@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 
-from stepwell.clock import now_ms
 from stepwell.decode.flight import Flight
 from stepwell.decode.generation import Generation, Run
 from stepwell.decode.kv_modes import KV_MODES
@@ -12,10 +11,12 @@ from stepwell.decode.preparation import uses_ahead
 from stepwell.decode.stepper import Stepper
 from stepwell.decode.timing import TokenEvent
 from stepwell.errors import BadRequest, BudgetExceeded, ContextFull, DeviceLost, OutOfMemory, PoolError, StepwellError
+from stepwell.gpu.clock import now_ms
 from stepwell.launch.launcher import Launcher
-from stepwell.launch.recorder import Step
 from stepwell.launch.spans import SpanLog
+from stepwell.memory.recovery import retrying
 from stepwell.models.llama import Llama
+from stepwell.step.recorder import Step
 
 _FAILURES = (OutOfMemory, BudgetExceeded, DeviceLost)
 
@@ -141,7 +142,7 @@ class DecodeSession:
         try:
             stepper.configure(generation.want, 0, generation.settings)
             while True:
-                flight = await self._pool.retrying(lambda: stepper.issue([token], 1, live=True))
+                flight = await retrying(self._pool, lambda: stepper.issue([token], 1, live=True))
                 assert flight.step is not None and flight.read is not None
                 try:
                     yield flight.step
@@ -213,7 +214,7 @@ class DecodeSession:
         while done < len(prompt):
             rows = prompt[done : done + self._cache.fits(most)]
             done += len(rows)
-            data = await self._pool.retrying(lambda: self._alone(rows, run, end, index, last=done == len(prompt)))  # noqa: B023
+            data = await retrying(self._pool, lambda: self._alone(rows, run, end, index, last=done == len(prompt)))  # noqa: B023
             if (fresh := self.length - len(self._history)) > 0:  # not what is read once more
                 self._history += rows[-fresh:]
             if progress is not None:
@@ -289,7 +290,7 @@ class DecodeSession:
                 raise failures.pop()
             return await self._alone([before.id], run, self._context, before.index + 1, last=True)
 
-        return await self._pool.retrying(attempt)
+        return await retrying(self._pool, attempt)
 
     async def _settle(self) -> None:
         """Abandon what is in flight, once the GPU is done with it."""

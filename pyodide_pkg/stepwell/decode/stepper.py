@@ -3,18 +3,18 @@
 import struct
 from collections.abc import Iterator, Sequence
 
-from stepwell.clock import now_ms
 from stepwell.decode.flight import LOGITS_AT, Flight, Landed, Want
 from stepwell.decode.kv_cache import KVCache
 from stepwell.decode.timing import Meter
+from stepwell.gpu.clock import now_ms
 from stepwell.kernels.kv import LayerKV
 from stepwell.kernels.sampling import SETTINGS_BYTES
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.plan import Plan
-from stepwell.launch.recorder import Recorder, Step
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.scope import Acquires, Scope, Steady
 from stepwell.models.llama import Llama
+from stepwell.step.recorder import Recorder, Step
 
 # How often buffers must have come together before they get a plan.  While tensors outgrow their buffers one by one, as
 # they do for some tokens around a size class, no set comes often: a plan would cost two steps and save hardly one.

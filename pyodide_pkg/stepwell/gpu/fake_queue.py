@@ -8,16 +8,13 @@ error.
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from stepwell.errors import UsageError
-from stepwell.gpu.device import BufferUsage, Layout
+from stepwell.gpu.device import BufferUsage, DeviceInfo, Layout
 from stepwell.gpu.fake_objects import FakeBindGroup, FakeBuffer, FakePipeline
-from stepwell.gpu.fake_profile import now_ms
+from stepwell.gpu.fake_profile import FakeProfiler, now_ms
 from stepwell.gpu.program import Op, Scalar
-
-if TYPE_CHECKING:
-    from stepwell.gpu.fake_device import FakeDevice
 
 _OPERANDS: Mapping[int, int] = {
     Op.BEGIN_PASS: 0,
@@ -39,6 +36,19 @@ _MASK_BITS = int(Scalar.POSITION | Scalar.ROWS | Scalar.LENGTH | Scalar.DRAW)
 _Object = TypeVar("_Object", FakeBuffer, FakePipeline, FakeBindGroup)
 
 
+class QueueHost(Protocol):
+    """The device whose programs run: its limits, its objects by handle, its log and its profiler."""
+
+    profiler: FakeProfiler
+
+    @property
+    def info(self) -> DeviceInfo: ...
+
+    def get(self, handle: int, kind: type[_Object], purpose: str) -> _Object: ...
+
+    def note(self, *entry: object) -> None: ...
+
+
 class FakeQueue:
     """One run over one program; raises UsageError at the word that breaks a rule.
 
@@ -46,7 +56,7 @@ class FakeQueue:
     the objects met, with the buffers of the bind groups.
     """
 
-    def __init__(self, device: "FakeDevice", *, rehearse: bool = False) -> None:
+    def __init__(self, device: QueueHost, *, rehearse: bool = False) -> None:
         self.device, self.rehearse = device, rehearse
         self.handles: set[int] = set()
         self.max_grid = device.info.limits["maxComputeWorkgroupsPerDimension"]

@@ -11,8 +11,8 @@ from typing import Literal
 from stepwell.kernels.kv import Constants, LayerKV, ceil_div
 from stepwell.kernels.ops import Heads, Matrix
 from stepwell.kernels.tuning import ProductKey, Spread, Tuning
-from stepwell.launch.recorder import Constant, Recorder, Variant
 from stepwell.memory.buffer import Buffer
+from stepwell.step.recorder import Constant, Recorder, Variant
 
 After = Literal["plain", "residual", "swiglu"]
 _SHAPE = (1,)

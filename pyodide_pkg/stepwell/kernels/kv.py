@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from stepwell.launch.recorder import ByLength, Constant, Grid
-from stepwell.launch.shapes import power_of_two
 from stepwell.memory.buffer import Buffer
+from stepwell.step.recorder import ByLength, Constant, Grid
+from stepwell.step.shapes import power_of_two
 
 Constants = tuple[tuple[str, Constant], ...]
 UNUSED = 0xFFFF_FFFF  # in a table: beyond every position and chunk

@@ -12,8 +12,8 @@ from stepwell.errors import BadRequest
 from stepwell.kernels.kv import LayerKV, ceil_div
 from stepwell.kernels.layouts import LAYOUTS, MatrixLayout
 from stepwell.kernels.tuning import ProductKey, Tuning
-from stepwell.launch.recorder import Recorder, Variant
 from stepwell.memory.buffer import Buffer
+from stepwell.step.recorder import Recorder, Variant
 
 REPACK_THREADS = 64  # so that a vocabulary of 262,144 rows and more stays below 65,535 workgroups
 HALVE_THREADS = 128

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from stepwell.errors import BadRequest
 from stepwell.kernels.tuning import Tuning
-from stepwell.launch.recorder import Constant, Recorder, Variant
 from stepwell.memory.buffer import Buffer
+from stepwell.step.recorder import Constant, Recorder, Variant
 
 STEPS = 1 << 15  # distances per temperature
 BINS = 1 << 10  # of as many distances: all that are less than 32 temperatures away

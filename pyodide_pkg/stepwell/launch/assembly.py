@@ -1,18 +1,15 @@
 """From a recorded step to programs: where passes begin and end, what is submitted when, which writes are left out."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from stepwell.clock import now_ms
+from stepwell.gpu.clock import now_ms
 from stepwell.gpu.device import Binding
 from stepwell.gpu.program import STEP_BYTES, Program
 from stepwell.launch.bind_groups import create_bind_group
+from stepwell.launch.context import LaunchContext
 from stepwell.launch.counters import Counters
 from stepwell.launch.parameters import Words
-from stepwell.launch.recorder import ByLength, Copy, CopyOut, CopyPast, Launch, Step, Write
-
-if TYPE_CHECKING:
-    from stepwell.launch.launcher import Launcher
+from stepwell.step.recorder import ByLength, Copy, CopyOut, CopyPast, Launch, Step, Write
 
 
 class Assembly:
@@ -22,8 +19,8 @@ class Assembly:
     else the programs come one by one as they are due for submission.
     """
 
-    def __init__(self, launcher: "Launcher", step: Step, *, whole: bool) -> None:
-        self._launcher = launcher
+    def __init__(self, context: LaunchContext, step: Step, *, whole: bool) -> None:
+        self._context = context
         self._step = step
         self._whole = whole
         self._counters = Counters()
@@ -49,19 +46,19 @@ class Assembly:
 
     def programs(self) -> Iterator[Program]:
         """The step's programs, each to be submitted before the next is asked for."""
-        launcher = self._launcher
-        pacing_ms = launcher.options.submit_every_ms
-        every = launcher.options.submit_every
+        context = self._context
+        pacing_ms = context.options.submit_every_ms
+        every = context.options.submit_every
         self._submitted_ms = now_ms() if pacing_ms > 0 else 0.0
-        if launcher.parameters is not None:
-            launcher.parameters.begin_step()
+        if context.parameters is not None:
+            context.parameters.begin_step()
         for command in self._step.commands:
             kind = type(command)
             if kind is Write:
                 if self._has_work:  # the queue takes a write at once: what came before must be with it by then
                     yield from self._submit()
-                    if launcher.parameters is not None:
-                        launcher.parameters.flushed()
+                    if context.parameters is not None:
+                        context.parameters.flushed()
                 self._write(command)  # type: ignore[arg-type]
                 continue
             if kind is not Launch:
@@ -95,7 +92,7 @@ class Assembly:
                 yield self._once
             self._program = self._new_program()
             yield program
-        if self._launcher.options.submit_every_ms > 0:
+        if self._context.options.submit_every_ms > 0:
             self._submitted_ms = now_ms()
 
     def _end_pass(self) -> None:
@@ -120,16 +117,16 @@ class Assembly:
         self._counters.copies += 1
 
     def _launch(self, command: Launch) -> None:
-        launcher, counters, program = self._launcher, self._counters, self._program
-        options = launcher.options
-        pipeline, _, fields = launcher.kernels[command.variant]
+        context, counters, program = self._context, self._counters, self._program
+        options = context.options
+        pipeline, _, fields = context.kernels[command.variant]
         slot = None
-        if fields is not None and launcher.parameters is not None:
+        if fields is not None and context.parameters is not None:
             slot = self._place(pipeline, fields)
         if options.bind_group_cache:
-            group = launcher.bind_groups.get(launcher, counters, pipeline, command.buffers, slot)
+            group = context.bind_groups.get(context, counters, pipeline, command.buffers, slot)
         else:
-            group = create_bind_group(launcher.device, pipeline, command.buffers, slot)
+            group = create_bind_group(context.device, pipeline, command.buffers, slot)
             self.own_groups.append(group)
             counters.bind_groups_created += 1
         if self._whole:
@@ -159,17 +156,17 @@ class Assembly:
 
     def _place(self, pipeline: int, fields: int) -> Binding:
         """The launch's slot, with its scalars in it: written unless it is known to hold them."""
-        launcher, counters = self._launcher, self._counters
-        assert launcher.parameters is not None
-        slot = launcher.parameters.slot(pipeline)
+        context, counters = self._context, self._counters
+        assert context.parameters is not None
+        slot = context.parameters.slot(pipeline)
         words = self._words.get(fields)
         if words is None:
             words = tuple(value if fields >> bit & 1 else 0 for bit, value in enumerate(self._scalars))
             self._words[fields] = words
         written = self.written.get(slot)  # earlier in this step: a flush has made the slot free again
         program = self._program
-        if launcher.options.skip_uploads and not (self._whole and fields):
-            if launcher.shadow.holds(slot, words) if written is None else written == words:
+        if context.options.skip_uploads and not (self._whole and fields):
+            if context.shadow.holds(slot, words) if written is None else written == words:
                 counters.uploads_skipped += 1
                 return slot
             if self._whole and written is None:

@@ -27,9 +27,10 @@ def create_bind_group(device: Device, pipeline: int, buffers: Entries, slot: Bin
 
 
 class Owner(Protocol):
-    """Whose a group is: a launcher."""
+    """Whose a group is: a launcher's context."""
 
-    device: Device
+    @property
+    def device(self) -> Device: ...
 
 
 class BindGroupCache:

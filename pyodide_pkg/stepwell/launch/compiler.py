@@ -7,7 +7,7 @@ from typing import NamedTuple
 from stepwell.gpu.device import Device, Layout
 from stepwell.gpu.program import Scalar
 from stepwell.kernels import fields_of, layout_of, render
-from stepwell.launch.recorder import Variant
+from stepwell.step.recorder import Variant
 
 
 class Kernel(NamedTuple):

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from stepwell.errors import DeviceLost, UsageError
 from stepwell.gpu.device import Device
 from stepwell.launch.compiler import Compiler, Kernel
-from stepwell.launch.recorder import Variant
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
+from stepwell.step.recorder import Variant
 
 Shape = tuple[int, ...]
 Use = tuple[str, Shape, Variant]

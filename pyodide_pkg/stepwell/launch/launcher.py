@@ -9,20 +9,23 @@ from typing import Any
 from stepwell.errors import BadRequest, DeviceLost, StepwellError, UsageError
 from stepwell.gpu.device import Device
 from stepwell.gpu.program import STEP_BYTES, Program
-from stepwell.kernels.candidates import choices_in_use
-from stepwell.kernels.tuning import ProductKey, Spread, tuning_for
+from stepwell.kernels.products import choices_in_use
+from stepwell.kernels.tuning import ProductKey, Spread
 from stepwell.launch.assembly import Assembly
 from stepwell.launch.bind_groups import BindGroupCache
+from stepwell.launch.context import LaunchContext
 from stepwell.launch.counters import Counters
 from stepwell.launch.kernel_cache import KernelCache
 from stepwell.launch.options import LaunchOptions, Params
 from stepwell.launch.parameters import CallSites, Parameters, Shadow, UniformPool
 from stepwell.launch.plan import DEFAULT_PLANS, Plan, Plans
-from stepwell.launch.recorder import Recorder, Step
-from stepwell.launch.shapes import Shapes
+from stepwell.launch.selection import tuning_for
 from stepwell.launch.verify import verify
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
+from stepwell.memory.recovery import fence
+from stepwell.step.recorder import Recorder, Step
+from stepwell.step.shapes import Shapes
 
 
 class Launcher:
@@ -59,6 +62,9 @@ class Launcher:
         )
         # an empty cache is false
         self.bind_groups = BindGroupCache(options.bind_groups) if bind_groups is None else bind_groups
+        self.context = LaunchContext(
+            device, pool, options, self.kernels, self.bind_groups, self.parameters, self.shadow
+        )
         self.plans = Plans(pool, max(DEFAULT_PLANS, (options.readback_depth or 0) + 4))
         self.kernels.on_evict.append(self.plans.drop_variant)
         if self.parameters is not None:
@@ -73,7 +79,7 @@ class Launcher:
 
     def submit(self, step: Step) -> None:
         """Issue ``step``.  Afterwards nothing recorded is unsubmitted, so the pool may carry out what it put off."""
-        assembly = Assembly(self, step, whole=False)
+        assembly = Assembly(self.context, step, whole=False)
         try:
             self._issue(assembly, step)
         finally:
@@ -85,14 +91,14 @@ class Launcher:
         None, with the reason counted, when the trace breaks a rule that a plan must keep: the step was issued all the
         same.  UsageError when it could not be issued.
         """
-        assembly = Assembly(self, step, whole=True)
+        assembly = Assembly(self.context, step, whole=True)
         try:
             program = self._issue(assembly, step)
         except BaseException:
             self._destroy_groups(assembly)
             raise
         try:
-            last_position = verify(step, self, reach)
+            last_position = verify(step, self.context, reach)
             self._check_groups(assembly)
             handle = self.device.create_plan(program.words)
         except UsageError as error:
@@ -172,7 +178,7 @@ class Launcher:
     async def wait(self) -> None:
         """Until all submitted work is done."""
         self.counters.syncs += 1
-        await self.pool.fence()
+        await fence(self.pool)
 
     def report(self) -> dict[str, Any]:
         """What the caches of the launch path did since the launcher was made, as plain data."""
@@ -197,12 +203,12 @@ class Launcher:
     def release_run(self) -> None:
         """Forget what was made for the buffers of a run that is over: the next run has others."""
         self.plans.clear()
-        self.bind_groups.clear(self)
+        self.bind_groups.clear(self.context)
 
     def close(self) -> None:
         """Give everything back.  A bind-group cache that is shared loses the groups of this launcher only."""
         self.plans.close()
-        self.bind_groups.clear(self)
+        self.bind_groups.clear(self.context)
         self.bind_groups.on_evict.remove(self.plans.drop_group)
         if self.parameters is not None:
             self.parameters.clear()

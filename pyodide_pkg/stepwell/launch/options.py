@@ -8,7 +8,7 @@ from math import inf, isfinite
 from typing import Any, NamedTuple, Self
 
 from stepwell.errors import BadRequest
-from stepwell.memory.policies.options import OptionKind
+from stepwell.options import OptionKind
 
 VARIANTS_VARIABLE = "STEPWELL_KERNEL_VARIANTS_PER_NODE"
 VARIANTS_PER_NODE = 4

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from stepwell.clock import now_ms
+from stepwell.gpu.clock import now_ms
 from stepwell.gpu.device import Profile
 
 _TRACKS = {"python": 1, "js": 2, "gpu": 3}

@@ -5,19 +5,16 @@ exception here: ranges of every binding and copy, aliasing of what is written, g
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from stepwell.errors import UsageError
 from stepwell.gpu.device import Binding, BindingType, Layout
-from stepwell.launch.recorder import ByLength, Copy, CopyOut, CopyPast, Launch, Step, Write
-
-if TYPE_CHECKING:
-    from stepwell.launch.launcher import Launcher
+from stepwell.launch.context import LaunchContext
+from stepwell.step.recorder import ByLength, Copy, CopyOut, CopyPast, Launch, Step, Write
 
 
-def verify(step: Step, launcher: "Launcher", reach: int) -> int:
+def verify(step: Step, context: LaunchContext, reach: int) -> int:
     """The last position that the step can be replayed at, at most ``reach`` - 1.  UsageError with what is wrong."""
-    checker = _Checker(launcher, step, reach)
+    checker = _Checker(context, step, reach)
     for number, command in enumerate(step.commands):
         try:
             checker.check(command)
@@ -29,10 +26,10 @@ def verify(step: Step, launcher: "Launcher", reach: int) -> int:
 
 
 class _Checker:
-    def __init__(self, launcher: "Launcher", step: Step, reach: int) -> None:
-        self._kernels = launcher.kernels
-        self._size = launcher.pool.size_of
-        self._limits = launcher.device.info.limits
+    def __init__(self, context: LaunchContext, step: Step, reach: int) -> None:
+        self._kernels = context.kernels
+        self._size = context.pool.size_of
+        self._limits = context.device.info.limits
         self._staging = step.staging
         self._reach = reach
         self.last_position = reach - 1

@@ -1,8 +1,8 @@
-"""``python -m stepwell.memory``: see ``cli``.  (Worker processes cannot import what a ``__main__`` defines.)"""
+"""An alias: ``python -m stepwell.memory`` is now ``python -m stepwell.replay``, and says so."""
 
 import sys
-
-from stepwell.memory.cli import main
+from runpy import run_module
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.stderr.write("python -m stepwell.memory is now python -m stepwell.replay; both run the same commands.\n")
+    run_module("stepwell.replay", run_name="__main__")

@@ -16,6 +16,10 @@ class Role(StrEnum):
     PINNED = "pinned"  # held by a recorded plan: never reused while it is
 
 
+CHOSEN_ROLES = (Role.KV, Role.ACTIVATION, Role.WORKSPACE)
+"""The roles that the chosen policy serves; the others have fixed ones, as in ONNX Runtime."""
+
+
 class Zero(StrEnum):
     """What a lease's bytes are at first.  A buffer's first lease is zero in any case: WebGPU sees to that.
 
@@ -52,3 +56,10 @@ class Buffer(NamedTuple):
     label: str = ""
     site: int = 0
     generation: int = 0
+
+
+def mib(nbytes: int) -> str:
+    """Bytes for people, exact where they are small."""
+    if nbytes < 1 << 20:
+        return f"{nbytes:,} B"
+    return f"{nbytes / (1 << 20):,.1f} MiB"

@@ -5,7 +5,7 @@ from collections import deque
 from typing import NamedTuple, Protocol
 
 from stepwell.memory.buffer import Buffer, Role
-from stepwell.memory.size_classes import Eviction
+from stepwell.memory.class_stats import Eviction
 
 
 class Observer(Protocol):

@@ -1,8 +1,9 @@
 """Says in plain words what a pool is doing with memory, and why."""
 
+from stepwell.memory.buffer import mib
+from stepwell.memory.class_stats import ClassStats, Eviction
 from stepwell.memory.pool import BufferPool
-from stepwell.memory.recovery import holders, mib
-from stepwell.memory.size_classes import ClassStats, Eviction
+from stepwell.memory.recovery import holders
 
 _REASONS = {
     Eviction.LIMIT: "the limit is the cause",

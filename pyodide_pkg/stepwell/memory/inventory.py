@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from stepwell.errors import DeviceLost, PolicyError
 from stepwell.gpu.device import BufferUsage, Device
 from stepwell.memory.buffer import Role, State, Zero
+from stepwell.memory.class_stats import Eviction
 from stepwell.memory.events import Observer
 from stepwell.memory.ledger import Ledger
 from stepwell.memory.policies.base import round_up
-from stepwell.memory.size_classes import Eviction
 from stepwell.memory.slots import InFlight, Slot
 
 _STORAGE = BufferUsage.STORAGE | BufferUsage.COPY_SRC | BufferUsage.COPY_DST

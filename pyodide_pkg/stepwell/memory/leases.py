@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from stepwell.errors import BudgetExceeded, DeviceLost, PolicyError, PoolError, StaleBuffer
 from stepwell.gpu.device import Device
 from stepwell.memory.budget import Budget
-from stepwell.memory.buffer import Buffer, Role, State, Zero
+from stepwell.memory.buffer import CHOSEN_ROLES, Buffer, Role, State, Zero
+from stepwell.memory.class_stats import ClassStats, Eviction
 from stepwell.memory.debug import Quarantine
 from stepwell.memory.inventory import Inventory
 from stepwell.memory.ledger import Figures
@@ -13,13 +14,10 @@ from stepwell.memory.policies import make_policy
 from stepwell.memory.policies.base import Policy, Request, round_up
 from stepwell.memory.policies.disabled import Disabled
 from stepwell.memory.policies.lazy_release import LazyRelease
-from stepwell.memory.policies.options import OptionValue
 from stepwell.memory.policies.simple import Simple
-from stepwell.memory.size_classes import ClassStats, Eviction
 from stepwell.memory.slots import Route, Slot
+from stepwell.options import OptionValue
 
-CHOSEN_ROLES = (Role.KV, Role.ACTIVATION, Role.WORKSPACE)
-"""The roles that the chosen policy serves; the others have fixed ones, as in ONNX Runtime."""
 _HOST_ROLES = frozenset((Role.UNIFORM, Role.STAGING))
 """Written or mapped by the CPU: never while recorded work may use the buffer."""
 _NEVER = Zero.NEVER

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from stepwell.memory.buffer import Role
-from stepwell.memory.size_classes import ClassStats, Eviction
+from stepwell.memory.class_stats import ClassStats, Eviction
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,25 +12,22 @@ Recording is what happens between an ``acquire`` and the next ``flush``.
 """
 
 from asyncio import Lock
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
 
 from stepwell.gpu.device import Device
-from stepwell.memory import recovery
 from stepwell.memory.budget import Budget
 from stepwell.memory.buffer import Role
+from stepwell.memory.class_stats import ClassRow, ClassStats, Eviction
 from stepwell.memory.events import Observer
 from stepwell.memory.inventory import USAGE
-from stepwell.memory.leases import CHOSEN_ROLES, Leases
+from stepwell.memory.leases import Leases
 from stepwell.memory.ledger import MemoryReport
 from stepwell.memory.policies import make_policy
 from stepwell.memory.policies.base import Growing, Policy, Request
-from stepwell.memory.policies.options import OptionValue
-from stepwell.memory.size_classes import ClassRow, ClassStats, Eviction
 from stepwell.memory.slots import Route, Slot
+from stepwell.options import OptionValue
 
-__all__ = ["CHOSEN_ROLES", "USAGE", "BufferPool"]
-T = TypeVar("T")
+__all__ = ["USAGE", "BufferPool"]
 
 
 class BufferPool(Leases):
@@ -149,18 +146,6 @@ class BufferPool(Leases):
     def trim(self) -> None:
         """``give_up_free`` because the caller wants the memory back."""
         self.give_up_free(Eviction.TRIM)
-
-    async def fence(self) -> None:
-        """Wait until the GPU has done all that was submitted."""
-        await recovery.fence(self)
-
-    async def make_room(self, nbytes: int) -> None:
-        """Destroy free buffers until ``nbytes`` more fit the budget, and wait until they are really gone."""
-        await recovery.make_room(self, nbytes)
-
-    async def retrying(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Run a transaction; when memory runs out, make room and run it once more."""
-        return await recovery.retrying(self, step)
 
     def note_lost(self) -> None:
         """The device is gone, and every buffer with it: forget them all.  What the policies learned stays."""

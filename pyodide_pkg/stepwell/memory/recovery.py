@@ -6,18 +6,17 @@ succeed.  So: loss is checked first, then sizes (``acquire`` refuses what no dev
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from stepwell.errors import BudgetExceeded, DeviceLost, OutOfMemory
-from stepwell.memory.size_classes import Eviction
-
-if TYPE_CHECKING:
-    from stepwell.memory.pool import BufferPool
+from stepwell.memory.buffer import mib
+from stepwell.memory.class_stats import Eviction
+from stepwell.memory.pool import BufferPool
 
 T = TypeVar("T")
 
 
-async def fence(pool: "BufferPool") -> None:
+async def fence(pool: BufferPool) -> None:
     """Wait until the GPU has done all that was submitted: the bytes of destroyed buffers are free then."""
     serial = pool.serial
     try:
@@ -28,7 +27,7 @@ async def fence(pool: "BufferPool") -> None:
     pool.note_complete(serial)
 
 
-async def make_room(pool: "BufferPool", nbytes: int) -> None:
+async def make_room(pool: BufferPool, nbytes: int) -> None:
     """Destroy free buffers until ``nbytes`` more fit the budget, and wait until the GPU has let go of them.
 
     Nothing recorded may be unsubmitted.
@@ -39,7 +38,7 @@ async def make_room(pool: "BufferPool", nbytes: int) -> None:
     await fence(pool)
 
 
-async def recover(pool: "BufferPool") -> None:
+async def recover(pool: BufferPool) -> None:
     """After an OutOfMemory: give up all free buffers, wait for the GPU, and lower the budget.
 
     The step that failed must have been abandoned.  Leases that are younger than the last step known to be good may
@@ -56,7 +55,7 @@ async def recover(pool: "BufferPool") -> None:
     pool.budget.shrink(reserved)
 
 
-async def _settle_errors(pool: "BufferPool") -> None:
+async def _settle_errors(pool: BufferPool) -> None:
     """Collect the errors of the failed step's other buffers; what is submitted may still be running afterwards."""
     try:
         await pool.device.wait()
@@ -67,7 +66,7 @@ async def _settle_errors(pool: "BufferPool") -> None:
         return
 
 
-async def retrying(pool: "BufferPool", step: Callable[[], Awaitable[T]]) -> T:
+async def retrying(pool: BufferPool, step: Callable[[], Awaitable[T]]) -> T:
     """Run ``step``; when memory runs out, make room and run it once more.
 
     ``step`` is a transaction: when it raises it has given back what it acquired, and can run again.  If it fails
@@ -94,7 +93,7 @@ async def retrying(pool: "BufferPool", step: Callable[[], Awaitable[T]]) -> T:
         raise
 
 
-def holders(pool: "BufferPool", lines: int = 5) -> str:
+def holders(pool: BufferPool, lines: int = 5) -> str:
     """Who holds what, the largest first: ``kv 1.2 GiB in 64 buffers (k 600 MiB, v 600 MiB); weights …``."""
     by_role: dict[str, Counter[str]] = {}
     counts: Counter[str] = Counter()
@@ -109,10 +108,3 @@ def holders(pool: "BufferPool", lines: int = 5) -> str:
     held = "; ".join(parts) or "nothing is leased"
     free = pool.reserved_bytes - pool.in_use_bytes
     return f"In use {mib(pool.in_use_bytes)}, free {mib(free)}. Held by: {held}."
-
-
-def mib(nbytes: int) -> str:
-    """Bytes for people, exact where they are small."""
-    if nbytes < 1 << 20:
-        return f"{nbytes:,} B"
-    return f"{nbytes / (1 << 20):,.1f} MiB"

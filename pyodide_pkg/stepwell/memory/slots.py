@@ -3,8 +3,8 @@
 from collections import deque
 
 from stepwell.memory.buffer import Buffer, Role
+from stepwell.memory.class_stats import ClassStats
 from stepwell.memory.policies.base import Policy, Request
-from stepwell.memory.size_classes import ClassStats
 
 
 class Route:

@@ -13,11 +13,11 @@ from stepwell.kernels.ops import Heads, Ops
 from stepwell.kernels.sampling import Cuts, SampleOps
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import Switch
-from stepwell.launch.recorder import Recorder
-from stepwell.launch.shapes import power_of_two
 from stepwell.memory.buffer import Buffer
 from stepwell.memory.scope import Acquires
 from stepwell.models.config import LlamaConfig
+from stepwell.step.recorder import Recorder
+from stepwell.step.shapes import power_of_two
 from stepwell.weights.loader import Weights
 
 FEWEST_ROWS = 64  # of a prefill step: a matrix is worth reading for them

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from stepwell.gpu.device import Binding
 from stepwell.kernels.layouts import LAYOUTS
-from stepwell.launch.recorder import Constant, Launch
 from stepwell.memory.buffer import Buffer, Role
+from stepwell.step.recorder import Constant, Launch
 
 
 class Kernel(NamedTuple):

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from stepwell.clock import now_ms
 from stepwell.decode.generation import Generation
 from stepwell.decode.session import DecodeSession
 from stepwell.errors import BadRequest, UsageError
+from stepwell.gpu.clock import now_ms
 from stepwell.gpu.device import Device, Profile
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
-from stepwell.launch.recorder import Launch, Recorder, Step
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.profiling.attribution import Attributed, attribute
 from stepwell.profiling.plain_read import record_nothing, time_plain_read
 from stepwell.profiling.table import Clock, tabulate
+from stepwell.step.recorder import Launch, Recorder, Step
 
 WARM_UP = 2  # steps that are not counted: the first ones make bind groups, and the GPU's clock may rise
 STEPS = 24  # that are counted at most

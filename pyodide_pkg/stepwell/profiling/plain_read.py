@@ -5,10 +5,10 @@ from typing import NamedTuple
 from stepwell.errors import BudgetExceeded, OutOfMemory
 from stepwell.gpu.device import DeviceInfo
 from stepwell.kernels.ops import Matrix, Ops
-from stepwell.kernels.tuning import tuning_for
 from stepwell.launch.launcher import Launcher
-from stepwell.launch.recorder import Recorder, Step, Variant
+from stepwell.launch.selection import tuning_for
 from stepwell.memory.buffer import Buffer, Role
+from stepwell.step.recorder import Recorder, Step, Variant
 
 THREADS = 256
 LOADS = 16  # of 16 bytes, per thread

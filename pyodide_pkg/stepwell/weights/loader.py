@@ -13,9 +13,9 @@ from stepwell.gpu.device import ByteSource, Chunk, Progress
 from stepwell.kernels.layouts import layout_of_formats
 from stepwell.kernels.ops import Matrix, Ops
 from stepwell.launch.launcher import Launcher
-from stepwell.launch.recorder import Recorder
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
+from stepwell.step.recorder import Recorder
 from stepwell.weights.gguf import GgufFile, TensorInfo
 
 BATCH_BYTES = 32 << 20

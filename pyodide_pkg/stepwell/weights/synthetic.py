@@ -16,8 +16,8 @@ from stepwell.gpu.device import Progress
 from stepwell.kernels.layouts import BLOCK, LAYOUT_OF_FORMAT, MatrixLayout
 from stepwell.kernels.ops import Matrix, Ops
 from stepwell.launch.launcher import Launcher
-from stepwell.launch.recorder import Recorder
 from stepwell.memory.buffer import Buffer, Role
+from stepwell.step.recorder import Recorder
 from stepwell.weights.loader import Weights
 
 BATCH_BYTES = 128 << 20  # between two reports of progress

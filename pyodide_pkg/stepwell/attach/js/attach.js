@@ -79,7 +79,7 @@ class Attachment {
     return { devices: this.#each().map((pool) => pool.stats()) };
   }
 
-  /** What was recorded, for `python -m stepwell.memory what-if`, with `metadata`. Null if nothing is recorded. */
+  /** What was recorded, for `python -m stepwell.replay what-if`, with `metadata`. Null if nothing is recorded. */
   trace(metadata = {}) {
     return this.#recorder && this.#recorder.trace(this.#pooled ? { pool: this.#pooled, ...metadata } : metadata);
   }

@@ -28,7 +28,7 @@ export class Recorder {
     this.#recording.boundary(cause);
   }
 
-  /** A trace for `python -m stepwell.memory what-if`; `metadata` is added to its first line. */
+  /** A trace for `python -m stepwell.replay what-if`; `metadata` is added to its first line. */
   trace(metadata = {}) {
     return traceText(this.#recording, metadata);
   }

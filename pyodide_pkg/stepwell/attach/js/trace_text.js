@@ -1,7 +1,7 @@
 import { OP, OP_NAMES, ROLE_LETTERS, roleOf, unpackExtra } from "./event_log.js";
 
 /**
- * What was recorded as a trace that `python -m stepwell.memory` reads: one run per token, sizes exactly as asked. The
+ * What was recorded as a trace that `python -m stepwell.replay` reads: one run per token, sizes exactly as asked. The
  * site of a request is the index of its usage in the metadata's `usages`, because a pool under a runtime keeps buffers
  * of each usage apart.
  */

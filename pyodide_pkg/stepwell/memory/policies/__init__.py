@@ -11,9 +11,9 @@ from stepwell.memory.policies.disabled import Disabled
 from stepwell.memory.policies.exact import CAP, LARGEST_BYTES, Exact
 from stepwell.memory.policies.high_water import WIDEST_WINDOW
 from stepwell.memory.policies.lazy_release import LazyRelease
-from stepwell.memory.policies.options import Option, OptionKind, OptionValue, parse_options
 from stepwell.memory.policies.pow2 import Pow2
 from stepwell.memory.policies.simple import Simple
+from stepwell.options import Option, OptionKind, OptionValue, parse_options
 
 
 class PolicyEntry(NamedTuple):

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from stepwell.errors import BadRequest
 from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Request, round_up
-from stepwell.memory.policies.options import parse_limits
+from stepwell.options import parse_limits
 
 ORT_LIMITS: Mapping[int, int] = {
     64: 250,

@@ -1,0 +1,197 @@
+"""What an ablation found, for people and for files."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from harness.arms.ablate import MAIN, RESAMPLES, Found, Ratio, Row
+from harness.page.record import Record
+from harness.page.scenario import KvType
+from harness.page.summary import adapter_name, is_software, plain_table
+from stepwell.launch.options import Params
+
+SCHEMA = 1
+FEW_ROUNDS = 5
+_COUNTS = {
+    "passes": "passes_per_token",
+    "groups": "bind_groups_per_token",
+    "uploads": "uploads_per_token",
+    "submits": "submits_per_token",
+}
+
+
+def table(found: Found) -> Table:
+    """The rows for people."""
+    plan = found.plan
+    shown = plain_table(
+        f"{_model(found)}, {_kv(found)} KV: {_count(len(found.rounds), 'round')} of {plan.tokens} tokens",
+        f"per token, without the first {plan.skip} and the last {plan.lag} of a run; bind: bind groups created; vs: "
+        f"how many times as fast, median of the rounds' ratios; 95 %: the interval of that to {MAIN}",
+    )
+    shown.add_column("arm", no_wrap=True)
+    for name in ("pass", "bind", "up-\nloads", "sub-\nmits", "enc.\nms", "tok/s", "vs\nmain", "95 %", "vs\nprev"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row in found.rows:
+        main, before = row.to_main, row.to_previous
+        shown.add_row(
+            escape(row.arm.name), *_counts(row), f"{row.encode_ms:.2f}", f"{row.tokens_per_s:.2f}",
+            f"{main.median:.3f}", f"{main.low:.2f}-{main.high:.2f}", f"{before.median:.3f}" if before else "",
+            style=None if row.bit_identical else "bold red",
+        )  # fmt: skip
+    return shown
+
+
+def notes(found: Found) -> Iterator[str]:
+    """What the figures do not say by themselves."""
+    asked, rounds = found.plan.rounds, len(found.rounds)
+    if rounds < asked:
+        yield f"stopped: {rounds} of {asked} rounds are complete."
+    if rounds < FEW_ROUNDS:
+        yield f"{_count(rounds, 'round')}: the intervals span little more than the least and the greatest ratio."
+    for row, check in zip(found.rows, found.checks, strict=True):
+        name, launch, before = row.arm.name, check["launch"], row.to_previous
+        if before and before.high < 1 and rounds > 1:
+            yield f"{name} is slower than the arm before it: {_ratio(before)} times as fast."
+        if row.arm.options.params is Params.AUTO and launch["params"] != Params.IMMEDIATES:
+            yield f"{name}: this device has no immediates; parameters went through {launch['params']}."
+        if row.arm.options.replay:
+            if not row.counts["replayed_per_token"]:
+                yield f"{name}: no step was replayed ({_refused(launch)})."
+            elif not any(token["replayed"] for token in check["tokens"]):
+                yield f"{name}: no step of the run with digests was replayed ({_refused(launch)}): they say less."
+
+
+def identical(found: Found) -> str:
+    """The sentence that all arms gave the same."""
+    return (
+        f"{len(found.rows)} arms gave the same {found.plan.tokens} token ids in {len(found.rounds) + 1} runs each and "
+        "the same logits at every step, bit by bit."
+    )
+
+
+def as_json(found: Found) -> dict[str, Any]:
+    """The ablation as a file."""
+    plan, scenario = found.plan, found.reference["scenario"]
+    return {
+        "schema": SCHEMA,
+        "environment": found.reference["environment"],
+        "model": scenario["model"],
+        "sha256": scenario["sha256"],
+        "prompt": plan.base.prompt,
+        "prompt_tokens": len(found.reference["prompt_ids"]),
+        "kv": str(plan.base.kv),
+        "kv_type": str(plan.base.kv_type),
+        "policy": plan.base.policy,
+        "tokens": plan.tokens,
+        "warm_up": plan.skip,
+        "lag": plan.lag,
+        "rounds": len(found.rounds),
+        "resamples": RESAMPLES,
+        "arms": [_arm(row, check) for row, check in zip(found.rows, found.checks, strict=True)],
+        "notes": list(notes(found)),
+        "runs": [
+            {"round": turn, "arm": arm.name, **_times(record)}
+            for turn, records in enumerate(found.rounds, 1)
+            for arm, record in zip(plan.arms, records, strict=True)
+        ],
+    }
+
+
+def _arm(row: Row, check: Record) -> dict[str, Any]:
+    before = row.to_previous
+    return {
+        "name": row.arm.name,
+        **row.counts,
+        "encode_ms": row.encode_ms,
+        "wait_ms": row.wait_ms,
+        "ms": row.ms,
+        "tokens_per_s": row.tokens_per_s,
+        "paired_ratio": row.to_main.median,
+        "ci_low": row.to_main.low,
+        "ci_high": row.to_main.high,
+        "ratios": list(row.to_main.rounds),
+        "ratio_to_previous": before.median if before else None,
+        "previous_ci_low": before.low if before else None,
+        "previous_ci_high": before.high if before else None,
+        "bit_identical": row.bit_identical,
+        "difference": row.difference,
+        "launch": check["launch"],
+    }
+
+
+def _times(record: Record) -> dict[str, list[float]]:
+    return {name: [token[name] for token in record["tokens"]] for name in ("ms", "encode_ms", "wait_ms")}
+
+
+def markdown(found: Found) -> str:
+    """The table with everything that a reader must know about where it comes from."""
+    plan, environment = found.plan, found.reference["environment"]
+    kind = "software adapter: its times are those of a CPU" if is_software(found.reference) else "hardware adapter"
+    columns = ("arm", *_COUNTS, "encode ms", "tokens/s", f"vs {MAIN} [95 %]", "vs arm before [95 %]", "bit-identical")
+    lines = [
+        f"# Ablation of the launch path: {_model(found)}, {_kv(found)} KV, {adapter_name(found.reference)}",
+        "",
+        f"- {adapter_name(found.reference)} ({kind}); {environment['browser']}; timer of "
+        f"{environment['timer_resolution_us']:g} µs; Pyodide {environment['pyodide']}; stepwell "
+        f"{environment['stepwell']}",
+        f"- browser flags: `{' '.join(environment['flags']) or 'none'}`",
+        f"- {_model(found)} (sha256 {found.reference['scenario']['sha256'] or 'unknown'}); prompt of "
+        f"{len(found.reference['prompt_ids'])} tokens, {plan.tokens} generated greedily, {_kv(found)} KV, policy "
+        f"{plan.base.policy}",
+        f"- {_count(len(found.rounds), 'round')}, arms in turns in one page; per token, without the first {plan.skip} "
+        f"and the last {plan.lag} of a run; times are means of {plan.lag} consecutive tokens; ratios: median over "
+        f"the rounds, bootstrap interval of {RESAMPLES:,} resamples",
+        f"- `{command(found)}`",
+        "",
+        f"| {' | '.join(columns)} |",
+        f"|{'---|' * len(columns)}",
+        *(f"| {' | '.join(_cells(row))} |" for row in found.rows),
+        "",
+        *(f"- {note}" for note in notes(found)),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def command(found: Found) -> str:
+    """The command line that measures the same again, without the options that choose a browser."""
+    plan = found.plan
+    kind = f" --kv-type {plan.base.kv_type}" if plan.base.kv_type is not KvType.F32 else ""
+    return (
+        f"python -m harness ablate --model {plan.base.model} --tokens {plan.tokens} --rounds {plan.rounds} "
+        f"--kv {plan.base.kv}{kind} --policy {plan.base.policy} --warm-up {plan.skip}"
+    )
+
+
+def _cells(row: Row) -> list[str]:
+    before = _ratio(row.to_previous) if row.to_previous else ""
+    same = "yes" if row.bit_identical else f"**no**: {row.difference}"
+    figures = (f"{row.encode_ms:.2f}", f"{row.tokens_per_s:.2f}", _ratio(row.to_main))
+    return [row.arm.name, *_counts(row), *figures, before, same]
+
+
+def _counts(row: Row) -> list[str]:
+    return [f"{row.counts[key]:,.4g}" for key in _COUNTS.values()]
+
+
+def _ratio(ratio: Ratio) -> str:
+    return f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def _refused(launch: dict[str, Any]) -> str:
+    refused = launch["plans"]["refused"]
+    return "; ".join(f"{reason}: {count}" for reason, count in refused.items()) or "no reason is given"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _kv(found: Found) -> str:
+    base = found.plan.base
+    return str(base.kv) if base.kv_type is KvType.F32 else f"{base.kv} {base.kv_type}"
+
+
+def _model(found: Found) -> str:
+    return str(found.reference["scenario"]["model"])

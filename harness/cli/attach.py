@@ -1,0 +1,106 @@
+"""The command ``attach``: the pool under onnxruntime-web, measured."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from harness import RunError
+from harness.arms import attach, attach_report
+from harness.arms.attach_page import ArmPages
+from harness.cli import page as cli_page
+from harness.cli.page import (
+    BrowserOption,
+    BudgetOption,
+    BuiltOption,
+    FlagOption,
+    HeadedOption,
+    ProfileOption,
+    TimeoutOption,
+    console,
+)
+from harness.page import record as records
+from harness.page.adapter import Adapter, assert_adapter
+from harness.page.browser import Profile, open_browser
+from harness.page.run import Interrupt
+from harness.site.build import Site, load_site
+from harness.site.server import SiteServer
+
+STARTS = [2050, 4100]
+
+
+def run_attach(
+    start: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Positions before the first step; may be repeated. Else 2050 and 4100."),
+    ] = None,
+    tensors: Annotated[int, typer.Option(help="Growing tensors: 64 (Phi-4-mini) or 16 (Qwen3.5-4B).")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Steps per run.")] = 24,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each arm runs.")] = 3,
+    arms: Annotated[
+        str, typer.Option(help="bare, static, attached or record, with options as in attached:zero=never; by commas.")
+    ] = attach.DEFAULT_ARMS,
+    warm_up: Annotated[int, typer.Option(min=0, help="First steps of a run that do not count.")] = attach.WARM_UP,
+    budget: BudgetOption = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Where to write figures and steps.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Where to write the table for a document.")
+    ] = None,
+    profile: ProfileOption = Profile.SOFTWARE,
+    flag: FlagOption = None,
+    browser: BrowserOption = None,
+    headed: HeadedOption = False,
+    timeout: TimeoutOption = 120.0,
+    built: BuiltOption = None,
+) -> None:
+    """Run onnxruntime-web on growing KV tensors, bare, attached and with static KV; print creates, times and ratios.
+
+    All arms run in turns in one browser, and their results must be equal bit by bit. [bold]--timeout[/] bounds a step.
+    """
+    plan = attach.Plan(tensors, attach.parse_arms(arms, budget), tuple(start or STARTS), steps, rounds, warm_up)
+    site = load_site(built) if built else cli_page.build_with_progress(with_model=False)
+    with (
+        SiteServer(site.root) as server,
+        open_browser(profile, flag or [], choice=browser, headed=headed) as (started, arguments),
+        console.status("looking for the adapter") as status,
+        Interrupt().catch() as interrupt,
+    ):
+        page = started.new_page()
+        page.goto(server.url + "manifest.json")
+        adapter = assert_adapter(page, profile)
+        page.close()
+        console.print(f"adapter: {escape(str(adapter))}; browser {started.version}", highlight=False)
+        pages = ArmPages(started, server.url, timeout)
+        found = attach.run_plan(plan, pages.open, lambda text: status.update(escape(text)), lambda: interrupt.asked)
+        environment = describe(adapter, started.version, arguments, site)
+    if not found:
+        raise RunError("stopped before the first run was complete", "Cancelled")
+    console.print(attach_report.table(plan, found))
+    if adapter.is_software:
+        console.print(cli_page.SOFTWARE_NOTE)
+    if json:
+        records.write(attach_report.as_json(plan, found, environment), json)
+        cli_page.print_written(json)
+    if markdown:
+        markdown.parent.mkdir(parents=True, exist_ok=True)
+        markdown.write_text(attach_report.markdown(plan, found), encoding="utf-8")
+        cli_page.print_written(markdown)
+    if len(found) < len(list(plan.schedule())):
+        raise RunError("stopped before the last run", "Cancelled")
+
+
+def describe(adapter: Adapter, version: str, flags: list[str], site: Site) -> dict[str, Any]:
+    """Where the figures are from."""
+    return {
+        "adapter": {
+            "vendor": adapter.vendor,
+            "architecture": adapter.architecture,
+            "description": adapter.description,
+            "is_software": adapter.is_software,
+        },
+        "browser": version,
+        "flags": flags,
+        "onnxruntime_web": site.manifest["versions"]["onnxruntime-web"],
+        "stepwell": site.manifest["stepwell"],
+    }

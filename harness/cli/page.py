@@ -1,0 +1,184 @@
+"""What the commands share: the console, the options that choose a browser, and the page opened in it."""
+
+import gzip
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+from harness import SetupError
+from harness.cli import kernel_report
+from harness.page import summary
+from harness.page.browser import FINE_GPU_CLOCK, VARIABLE, Profile, open_browser
+from harness.page.record import Record
+from harness.page.run import PageRunner
+from harness.page.scenario import KvType, Scenario
+from harness.site.build import Site, build_site, load_site
+from harness.site.server import SiteServer
+
+console = Console(stderr=True)
+SOFTWARE_NOTE = "[yellow]Software adapter: the times are those of this machine's CPU, not of a GPU.[/]"
+
+ProfileOption = Annotated[Profile, typer.Option(help="The adapter: SwiftShader on the CPU, or this machine's GPU.")]
+FlagOption = Annotated[list[str] | None, typer.Option("--flag", help="A further browser argument; may be repeated.")]
+BrowserOption = Annotated[
+    str | None, typer.Option(help=f"Chrome or Chromium to start; else ${VARIABLE}, else what is found.")
+]
+HeadedOption = Annotated[bool, typer.Option("--headed", help="Show the browser's window.")]
+TimeoutOption = Annotated[float, typer.Option(min=1, help="Seconds that the boot, and then each run, may take.")]
+BuiltOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--site", help="Serve this folder, built before by [bold]site[/], as it is; else bring dist/ up to date."
+    ),
+]
+FromOption = Annotated[
+    int | None, typer.Option("--from", min=1, help="Positions that the workload's first step fills.")
+]
+BudgetOption = Annotated[int | None, typer.Option(min=1, help="MiB that the pool may reserve; else no limit.")]
+HardOption = Annotated[bool, typer.Option("--hard", help="Fail rather than exceed the budget.")]
+WithModel = Annotated[bool, typer.Option("--model/--no-model", help="Bundle the demo model (93 MB, fetched once).")]
+ModelOption = Annotated[
+    str, typer.Option(help="A bundled model's id, the path of a .gguf file, or synthetic:NAME[:FORMAT].")
+]
+RawOption = Annotated[bool, typer.Option("--raw", help="Take the prompt without the chat template.")]
+KvTypeOption = Annotated[
+    KvType, typer.Option(help="What K and V are stored in; f16 is half the bytes. Kernels compute in f32.")
+]
+PolicyOption = Annotated[str, typer.Option(help="The cache policy; an unknown name lists them.")]
+
+
+def build_with_progress(*, with_model: bool = True) -> Site:
+    with console.status("building the site") as status:
+
+        def tell(text: str) -> None:
+            status.update(escape(text))
+            console.print(f"[dim]· {escape(text)}[/]", highlight=False)
+
+        return build_site(with_model=with_model, report=tell)
+
+
+@contextmanager
+def open_page(
+    profile: Profile,
+    flags: list[str],
+    browser: str | None,
+    headed: bool,
+    timeout_s: float,
+    built: Path | None,
+    *wanted: Scenario,
+    tuning: Path | None = None,
+) -> Iterator[tuple[PageRunner, Status]]:
+    """The page of ``built``, else of the up-to-date dist/, in a browser; and the spinner that says what it is doing.
+
+    ``tuning``: a file with what the page is to remember of its kernels' tuning, if it is there.
+    """
+    bundled = [scenario for scenario in wanted if scenario.is_bundled]
+    with_model = bool(bundled)
+    site = load_site(built) if built else build_with_progress(with_model=with_model)
+    for scenario in bundled:
+        if site.model(scenario.model) is None:
+            known = ", ".join(entry["id"] for entry in site.manifest["models"]) or "none"
+            raise SetupError(
+                f"the site has no model {scenario.model!r} (it has: {known}). Give the path of a .gguf file."
+            )
+    if any(scenario.times_gpu for scenario in wanted) and FINE_GPU_CLOCK not in flags:
+        flags = [*flags, FINE_GPU_CLOCK]
+    with (
+        SiteServer(site.root) as server,
+        open_browser(profile, flags, choice=browser, headed=headed) as (started, arguments),
+        console.status("starting the page") as status,
+        PageRunner(started, server.url, profile, arguments, timeout_s=timeout_s, tuning=read_tuning(tuning)) as runner,
+    ):
+        kind = "[yellow]software[/]" if runner.adapter.is_software else "[green]hardware[/]"
+        console.print(
+            f"adapter: {escape(str(runner.adapter))}, {kind} profile; browser {started.version}", highlight=False
+        )
+        yield runner, status
+
+
+def read_tuning(path: Path | None) -> str | None:
+    """What the page is to remember; None if there is nothing.  The page says what of it it cannot use."""
+    if path is None or not path.exists():
+        return None
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        console.print(f"[yellow]{escape(str(path))} cannot be read and is ignored: {escape(str(error))}[/]")
+        return None
+
+
+def print_tuning(found: Record) -> None:
+    """What was tuned, and what of it was refused or could not be used."""
+    for notice in found["notices"]:
+        console.print(f"[yellow]{escape(notice)}[/]", highlight=False, soft_wrap=True)
+    if found["outcome"] is not None:
+        for line in summary.tuning_lines(found["outcome"]):
+            console.print(f"[dim]·[/] {escape(line)}", highlight=False, soft_wrap=True)
+
+
+def keep_tuning(runner: PageRunner, path: Path) -> None:
+    """Write what the page remembers after it was tuned."""
+    text = runner.tuning()
+    if text is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print_written(path)
+
+
+def print_written(path: Path) -> None:
+    console.print(f"written: {path}", highlight=False, soft_wrap=True)
+
+
+def write_pool_trace(path: Path, text: str) -> None:
+    """The trace, compressed where the name says so, and what to do with it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    print_written(path)
+    console.print(f"[dim]· python -m stepwell.replay what-if {escape(str(path))}[/]", highlight=False, soft_wrap=True)
+
+
+def print_software_note(found: list[Record]) -> None:
+    """The label that software figures must carry."""
+    if any(summary.is_software(record) for record in found):
+        console.print(SOFTWARE_NOTE)
+
+
+def print_runs(found: list[Record]) -> None:
+    """The tables of some runs."""
+    console.print("\n")
+    for record in found:
+        console.print(summary.token_table(record))
+    console.print(summary.summary_table(found))
+    print_software_note(found)
+
+
+def print_kernels(record: Record, markdown: Path | None) -> None:
+    """The table of GPU time per kernel, and the same for a document."""
+    console.print(kernel_report.table(record))
+    for line in kernel_report.lines(record):
+        console.print(f"[dim]·[/] {escape(line)}", highlight=False, soft_wrap=True)
+    print_software_note([record])
+    if markdown:
+        markdown.parent.mkdir(parents=True, exist_ok=True)
+        markdown.write_text(kernel_report.markdown(record), encoding="utf-8")
+        print_written(markdown)
+
+
+class Printer:
+    """Writes the answer to standard output as it comes; the spinner gives way to it."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        status.start()
+
+    def __call__(self, text: str) -> None:
+        if text:
+            self._status.stop()
+            print(text, end="", flush=True)  # noqa: T201 - the answer is this command's output

@@ -1,0 +1,1 @@
+"""The static page: its parts fetched, built and served."""

@@ -1,0 +1,37 @@
+"""The products of a decode step, as their variants name them: which matrix, and how the work is shared out."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from stepwell.kernels.tuning import ProductKey, Spread
+from stepwell.step.recorder import Variant
+
+QUAD_THREADS = 4  # threads of a workgroup of matmul_quad
+
+
+def is_product(variant: Variant) -> bool:
+    """Whether it is a product of one row, whose work can be shared out in several ways."""
+    kernel, constants = variant
+    return kernel == "matvec" or (kernel == "matmul_quad" and ("tile", 1) in constants)
+
+
+def key_of(variant: Variant) -> ProductKey:
+    return ProductKey.of(variant.kernel, dict(variant.constants))
+
+
+def spread_of(variant: Variant) -> Spread:
+    """How a recorded product shares out its work."""
+    constants: dict[str, Any] = {"wide": QUAD_THREADS, "splits": 1} | dict(variant.constants)
+    return Spread(**{field.name: constants[field.name] for field in fields(Spread) if field.name in constants})
+
+
+def choices_in_use(variants: Iterable[Variant], spreads: Mapping[ProductKey, Spread]) -> list[dict[str, Any]]:
+    """Of these kernels the products that have their spread from the table, as plain data."""
+    rows = []
+    for variant in variants:
+        if is_product(variant):
+            key, spread = key_of(variant), spread_of(variant)
+            if spreads.get(key) == spread:
+                rows.append({**key._asdict(), **asdict(spread)})
+    return rows

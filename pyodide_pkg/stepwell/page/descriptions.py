@@ -1,0 +1,121 @@
+"""Plain data for a page: policies and launches with their options, workloads, the environment, a pool's classes."""
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from stepwell.attach.bundle import VERSION
+from stepwell.decode.kv_pattern import POSITION_BYTES, WORKLOADS
+from stepwell.gpu.device import DeviceInfo
+from stepwell.kernels.layouts import LAYOUT_OF_FORMAT
+from stepwell.launch.options import ABLATION, OPTIONS
+from stepwell.memory.buffer import CHOSEN_ROLES
+from stepwell.memory.policies import POLICIES
+from stepwell.memory.pool import BufferPool
+from stepwell.models.synthetic import DEFAULT_FORMAT, SHAPES, Synthetic
+from stepwell.options import Option, OptionKind
+
+_CHOSEN = {role.value for role in CHOSEN_ROLES}
+
+
+def describe_policies() -> list[dict[str, Any]]:
+    return [
+        {"name": name, "summary": entry.summary, "options": [_option(option) for option in entry.options]}
+        for name, entry in POLICIES.items()
+    ]
+
+
+def describe_workloads() -> list[dict[str, Any]]:
+    return [
+        {"name": name, "summary": found.summary, "tensors": found.tensors, "position_bytes": POSITION_BYTES}
+        for name, found in WORKLOADS.items()
+    ]
+
+
+def describe_synthetic() -> list[dict[str, Any]]:
+    """``sizes``: bytes on the GPU by tensor format, the default first."""
+    formats = sorted(LAYOUT_OF_FORMAT, key=lambda kind: kind != DEFAULT_FORMAT)
+    rows = []
+    for shape, found in SHAPES.items():
+        model = Synthetic(shape)
+        plan = model.plan
+        sizes = {kind: plan.nbytes_in(LAYOUT_OF_FORMAT[kind]) for kind in formats}
+        rows.append({"name": model.choice, "title": found.title, "sizes": sizes})
+    return rows
+
+
+def describe_launch_options() -> list[dict[str, Any]]:
+    """``default`` null: chosen by the launcher; a bound that is infinite is null."""
+    return [
+        {
+            **option._asdict(),
+            "kind": option.kind.value,
+            "choices": list(option.choices),
+            "minimum": _finite(option.minimum),
+            "maximum": _finite(option.maximum),
+        }
+        for option in OPTIONS
+    ]
+
+
+def describe_ablation() -> list[dict[str, Any]]:
+    """The arms; ``launch`` is what a request for one carries."""
+    return [{"name": name, "launch": options.changes()} for name, options in ABLATION]
+
+
+def describe_environment(info: DeviceInfo, host: Mapping[str, Any]) -> dict[str, object]:
+    """``environment`` of a record: the device, and what only the page knows (``host``)."""
+    return {
+        "adapter": {
+            "vendor": info.vendor,
+            "architecture": info.architecture,
+            "description": info.description,
+            "is_fallback": info.is_fallback,
+            "is_software": info.is_software,
+            "subgroup_size": info.subgroup_size,
+        },
+        "features": sorted(info.features),
+        "browser": host.get("browser"),
+        "flags": host.get("flags", []),
+        "cross_origin_isolated": host.get("cross_origin_isolated"),
+        "timer_resolution_us": host.get("timer_resolution_us"),
+        "pyodide": host.get("pyodide"),
+        "pyodide_ms": host.get("pyodide_ms"),
+        "boot_ms": host.get("boot_ms"),
+        "stepwell": VERSION,
+    }
+
+
+def describe_classes(pool: BufferPool) -> list[dict[str, Any]]:
+    """The classes that the chosen policy serves.  ``keeps``: free buffers it would keep, None: no limit."""
+    return [
+        {
+            **{name: row[name] for name in ("role", "size", "live", "free", "hits", "misses")},
+            "keeps": row["target"],
+            "evicted": sum(row["evictions"].values()),
+        }
+        for row in pool.classes()
+        if row["role"] in _CHOSEN
+    ]
+
+
+def _option(option: Option) -> dict[str, Any]:
+    """``default`` as a person would type it; a bound that is infinite is null."""
+    default = option.default
+    if option.kind is OptionKind.LIMITS and not isinstance(default, int | float | str):
+        text = ", ".join(f"{size}:{count}" for size, count in default.items())
+    else:
+        text = str(default).lower() if option.kind is OptionKind.BOOL else str(default)
+    return {
+        "name": option.name,
+        "kind": option.kind.value,
+        "summary": option.summary,
+        "default": text,
+        "minimum": _finite(option.minimum),
+        "maximum": _finite(option.maximum),
+        "choices": list(option.choices),
+    }
+
+
+def _finite(bound: float) -> float | None:
+    return bound if isfinite(bound) else None

@@ -1,0 +1,185 @@
+"""What a recorded trace would have cost under every policy, and which setting to take: plain data, nothing is printed.
+
+A *setting* is a policy with some of its options.  Each is replayed by the simulator, without a GPU.  Creates and MiB
+per token are those of ``simulate``, over all tokens.  Times leave out the first two, which fill the pool under any
+policy, and are estimates: a cost per create, and one per MiB of it.
+
+*Which setting.*  Of those that save nearly all that can be saved, those that reserve hardly more than the least; of
+them the fastest, or its policy's defaults where they are as good: a saving that no one would notice is none.
+
+*Attached.*  A trace of a runtime that was watched has ``attach`` in its metadata: what is compared is no pool with one
+under it (``attached.py``).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypedDict
+
+from stepwell.errors import BadTrace
+from stepwell.memory.buffer import Role
+from stepwell.replay.attached import attach_code, is_attached
+from stepwell.replay.simulator import WARM_UP_TOKENS, Simulation, Token
+from stepwell.replay.simulator_report import figures
+from stepwell.replay.traces import ACQUIRE, RUN, Event
+from stepwell.replay.what_if_classes import WatchedPolicy, hurting
+from stepwell.replay.what_if_outcome import Outcome, Survey
+from stepwell.replay.what_if_settings import (
+    CREATE_US,
+    CREATE_US_PER_MIB,
+    Costs,
+    Setting,
+    recorded_costs,
+    recorded_setting,
+    settings,
+)
+from stepwell.replay.what_if_words import sentence
+
+__all__ = ["CREATE_US", "CREATE_US_PER_MIB", "Costs", "Setting", "recorded_costs", "recorded_setting", "settings"]
+
+MIB = 1 << 20
+WORTH_MS = 0.1  # saved per token: less is nothing
+NEARLY_ALL = 0.95  # of the most that can be saved
+HARDLY_MORE = 1.08  # times the least memory
+SERIES_POINTS = 240
+
+
+class WhatIf(TypedDict):
+    """The whole answer.  ``recommended`` is the label of a row of ``settings``, or None: nothing to gain.
+
+    ``code``: the line that attaches the recommended pool, if the trace is of a runtime that was watched.
+    """
+
+    unit: str
+    runs: int
+    create_us: float
+    create_us_per_mib: float
+    costs_from: str
+    budget_bytes: int | None
+    baseline: Outcome
+    baseline_from: str
+    settings: list[Outcome]
+    over_budget: list[str]
+    recommended: str | None
+    code: str | None
+    sentence: str
+
+
+def survey(events: Iterable[Event], metadata: Mapping[str, object] | None = None) -> Survey:
+    """Reads a trace once.  A run with KV tensors is a token, and so is one of a runtime that was watched.
+
+    BadTrace where there is nothing to compare.
+    """
+    attached = is_attached(metadata or {})
+    runs = acquires = 0
+    unit = "token" if attached else "run"
+    for op, _, request in events:
+        if op == RUN:
+            runs += 1
+        elif op == ACQUIRE:
+            acquires += 1
+            if request.role is Role.KV:
+                unit = "token"
+    if not runs:
+        how = "call the attachment's mark()" if attached else "call the pool's begin_run"
+        raise BadTrace(f"the trace has no run: {how} before each token and record it again.")
+    if not acquires:
+        raise BadTrace(
+            f"the trace has {runs:,} runs and no KV, activation or workspace buffer, which are all that a policy "
+            "serves. Record it while the model runs."
+        )
+    return Survey(runs, unit, attached)
+
+
+class Trial:
+    """The replay of a trace through one setting: feed it the events, in as many pieces as they come in."""
+
+    def __init__(self, setting: Setting, costs: Costs, unit: str, budget_bytes: int | None = None) -> None:
+        self._setting, self._costs, self._unit = setting, costs, unit
+        self._policy = WatchedPolicy(setting.make())
+        self._simulation = Simulation(self._policy, budget_bytes)
+
+    def feed(self, events: Iterable[Event]) -> None:
+        self._simulation.feed(events)
+
+    def outcome(self) -> Outcome:
+        """What the setting costs; ``saved_ms_per_token`` is not known yet, and 0."""
+        replay, setting, costs = self._simulation.result(), self._setting, self._costs
+        found = figures(replay, [])
+        steady = replay.tokens[WARM_UP_TOKENS:] or replay.tokens
+        creates, nbytes = sum(token.creates for token in steady), sum(token.created_bytes for token in steady)
+        return {
+            "label": setting.label,
+            "policy": setting.policy,
+            "options": dict(setting.options),
+            "creates_per_token": found["creates_per_token"],
+            "mib_per_token": found["mib_per_token"],
+            "steady_creates_per_token": creates / len(steady),
+            "steady_mib_per_token": nbytes / MIB / len(steady),
+            "max_creates_in_token": found["max_creates_in_token"],
+            "peak_bytes": replay.peak_reserved_bytes,
+            "ms_per_token": costs.ms(creates, nbytes) / len(steady),
+            "saved_ms_per_token": 0.0,
+            "hurting": hurting(self._policy, costs.ms, self._unit),
+            "series": list(_series(steady, len(replay.tokens) - len(steady) + 1)),
+        }
+
+
+def try_setting(
+    events: Iterable[Event], setting: Setting, costs: Costs, unit: str, budget_bytes: int | None = None
+) -> Outcome:
+    """Replay all ``events`` through one setting."""
+    trial = Trial(setting, costs, unit, budget_bytes)
+    trial.feed(events)
+    return trial.outcome()
+
+
+def compare(
+    found: Survey,
+    outcomes: Sequence[Outcome],
+    baseline: Outcome,
+    baseline_from: str,
+    costs: Costs,
+    budget_bytes: int | None = None,
+) -> WhatIf:
+    """The answer, from the outcomes of the settings (in their order) and that of the baseline, which has no budget."""
+    for outcome in outcomes:
+        outcome["saved_ms_per_token"] = baseline["ms_per_token"] - outcome["ms_per_token"]
+    kept = [outcome for outcome in outcomes if budget_bytes is None or outcome["peak_bytes"] <= budget_bytes]
+    best = _best(kept, baseline)
+    return {
+        "unit": found.unit,
+        "runs": found.runs,
+        "create_us": costs.create_us,
+        "create_us_per_mib": costs.create_us_per_mib,
+        "costs_from": costs.source,
+        "budget_bytes": budget_bytes,
+        "baseline": baseline,
+        "baseline_from": baseline_from,
+        "settings": kept,
+        "over_budget": [outcome["label"] for outcome in outcomes if outcome not in kept],
+        "recommended": best["label"] if best is not None else None,
+        "code": attach_code(best["policy"], best["options"], budget_bytes) if best and found.attached else None,
+        "sentence": sentence(best, kept, baseline, found, budget_bytes),
+    }
+
+
+def _best(outcomes: Sequence[Outcome], baseline: Outcome) -> Outcome | None:
+    """None where no setting saves what is worth it, or the baseline is the one to choose."""
+    most = max((outcome["saved_ms_per_token"] for outcome in outcomes), default=0.0)
+    if most < WORTH_MS:
+        return None
+    near = [outcome for outcome in outcomes if outcome["saved_ms_per_token"] >= NEARLY_ALL * most]
+    least = min(outcome["peak_bytes"] for outcome in near)
+    small = [outcome for outcome in near if outcome["peak_bytes"] <= HARDLY_MORE * least]
+    fastest = min(small, key=lambda outcome: round(outcome["ms_per_token"], 2))
+    for outcome in small:
+        if outcome["policy"] == fastest["policy"] and not outcome["options"]:
+            return outcome if outcome["ms_per_token"] < fastest["ms_per_token"] + WORTH_MS else fastest
+    return fastest
+
+
+def _series(tokens: Sequence[Token], first: int) -> Iterator[tuple[int, float]]:
+    """``first``: the number of the first token.  So many points that a chart can show them."""
+    step = -(-len(tokens) // SERIES_POINTS)
+    for start in range(0, len(tokens), step):
+        part = tokens[start : start + step]
+        yield first + start, sum(token.creates for token in part) / len(part)

@@ -1,1 +1,0 @@
-"""What a page can ask for: an answer of the loaded model, or a workload."""

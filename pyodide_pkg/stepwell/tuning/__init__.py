@@ -1,0 +1,1 @@
+"""Timing a model's kernels on the adapter at hand, and remembering the fastest."""
