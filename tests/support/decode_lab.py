@@ -28,7 +28,7 @@ from stepwell.kernels import fields_of, layout_of, render
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
 from stepwell.memory.pool import BufferPool
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 from stepwell.weights.gguf import read_gguf
 from tests.support.launch_lab import Guarded
 from tests.support.tiny_llama import write_tiny_llama
@@ -232,7 +232,7 @@ class DecodeLab:
         self.device = device or DecodeDevice(**of_device)
         self.pool = BufferPool(self.device, policy)
         self.launcher = self.another(options)
-        self.model: Llama
+        self.model: DecoderModel
 
     def another(self, options: LaunchOptions | None = None) -> Launcher:
         """One more launcher on the same device and pool."""
@@ -242,7 +242,7 @@ class DecodeLab:
 
     async def load(self, path: Path) -> "DecodeLab":
         source = FileSource(path)
-        self.model = await Llama.load(await read_gguf(source), source, self.launcher)
+        self.model = await DecoderModel.load(await read_gguf(source), source, self.launcher)
         return self
 
     def session(

@@ -15,7 +15,7 @@ from stepwell.gpu.clock import now_ms
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.spans import SpanLog
 from stepwell.memory.recovery import retrying
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 from stepwell.step.recorder import Step
 
 _FAILURES = (OutOfMemory, BudgetExceeded, DeviceLost)
@@ -25,7 +25,7 @@ class DecodeSession:
     """Owns a sequence's KV cache and small buffers; ``close`` gives everything back to the pool."""
 
     def __init__(
-        self, model: Llama, launcher: Launcher, *, kv: str, context: int, kv_type: str = "f32",
+        self, model: DecoderModel, launcher: Launcher, *, kv: str, context: int, kv_type: str = "f32",
         spans: SpanLog | None = None,
     ) -> None:  # fmt: skip
         """``kv`` is a row of KV_MODES, ``kv_type`` of KV_TYPES, ``context`` the most positions this sequence may have.

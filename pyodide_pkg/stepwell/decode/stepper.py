@@ -13,7 +13,7 @@ from stepwell.launch.launcher import Launcher
 from stepwell.launch.plan import Plan
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.scope import Acquires, Scope, Steady
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 from stepwell.step.recorder import Recorder, Step
 
 # How often buffers must have come together before they get a plan.  While tensors outgrow their buffers one by one, as
@@ -24,7 +24,7 @@ SIGHTINGS = 2
 class Stepper:
     """``depth`` steps may be in flight beside the one that is awaited; each has a staging buffer of its own."""
 
-    def __init__(self, model: Llama, launcher: Launcher, cache: KVCache, number: int, reach: int) -> None:
+    def __init__(self, model: DecoderModel, launcher: Launcher, cache: KVCache, number: int, reach: int) -> None:
         """``number`` is the pool's of the session, ``reach`` the most positions it may have."""
         self._model, self._launcher, self._cache = model, launcher, cache
         self.steps = model.steps(launcher)

@@ -20,7 +20,7 @@ from stepwell.weights.loader import Weights, load_weights
 from stepwell.weights.synthetic import Plan, make_weights, plan_weights
 
 
-class Llama:
+class DecoderModel:
     """A loaded model: its config and its weights on the GPU.  ``steps`` records what it computes."""
 
     config_type: ClassVar[type[LlamaConfig]] = LlamaConfig

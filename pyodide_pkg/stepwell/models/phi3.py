@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from stepwell.models.config import Keys, LlamaConfig, common_values
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 
@@ -60,7 +60,7 @@ class Phi3Config(LlamaConfig):
         return ((self.n_heads + self.n_kv_heads) * self.head_dim, self.head_dim, self.rope_dim)
 
 
-class Phi3(Llama):
+class Phi3(DecoderModel):
     config_type: ClassVar[type[LlamaConfig]] = Phi3Config
 
 

@@ -30,7 +30,7 @@ class Steps:
     def __init__(
         self, config: LlamaConfig, weights: Weights, turns: Buffer, switch: int | None, launcher: Launcher
     ) -> None:
-        """``turns`` and ``switch`` are those of ``Llama``.
+        """``turns`` and ``switch`` are those of ``DecoderModel``.
 
         Raises BadRequest when ``fused`` is on and the model's heads or rows are none for it.
         """

@@ -20,7 +20,7 @@ from stepwell.kernels.layouts import LAYOUT_OF_FORMAT
 from stepwell.launch.launcher import Launcher
 from stepwell.models import ARCHITECTURES
 from stepwell.models.config import LlamaConfig, expected_tensors
-from stepwell.models.llama import Llama, plan_of
+from stepwell.models.llama import DecoderModel, plan_of
 from stepwell.models.phi3 import Phi3Config, attention_factor
 from stepwell.weights.synthetic import Plan
 
@@ -174,7 +174,7 @@ class Synthetic:
         advice = f"Of the synthetic models {', '.join(fitting) or 'none'} would fit."
         raise MissingCapability(limit, nbytes, limits[limit], f"{self.name} has {buffer} in one buffer. {advice}")
 
-    async def make(self, launcher: Launcher, progress: Progress | None = None) -> Llama:
+    async def make(self, launcher: Launcher, progress: Progress | None = None) -> DecoderModel:
         """Make the weights on the GPU; raises as ``check``, and what the pool and the device raise."""
         self.check(launcher.device.info.limits)
         return await ARCHITECTURES[self.architecture].synthetic(self.config, self.kind, launcher, progress)

@@ -38,7 +38,7 @@ class AnswerRun(PageRun):
         request, launcher, model = self._request, self._launcher, self._model
         stops = StopMatcher(request.stop)
         prompt_ids = model.prompt_ids(request)
-        limit = model.llama.config.context_length
+        limit = model.model.config.context_length
         context = request.context or min(limit, len(prompt_ids) + request.tokens)
         timer = self._timer(len(prompt_ids) + request.tokens, context) if request.kernel_times else None
         self._start_afresh()
@@ -47,7 +47,7 @@ class AnswerRun(PageRun):
             goes_on = await self._tune(request.tune_ms)
             self._start_afresh()
         session = DecodeSession(
-            model.llama, launcher, kv=request.kv, kv_type=request.kv_type, context=context, spans=self._spans
+            model.model, launcher, kv=request.kv, kv_type=request.kv_type, context=context, spans=self._spans
         )
         record = RunRecord(
             scenario={"model": model.name, "sha256": model.sha256, **request.as_dict(), "context": context},
@@ -97,7 +97,7 @@ class AnswerRun(PageRun):
         from stepwell.tuning.autotune import Autotuner  # when it is wanted, not at the start of the page
 
         self._outbox.enter("tuning", "Tuning kernels for this adapter")
-        self._at_work = tuner = Autotuner(self._model.llama, self._launcher, budget_ms)
+        self._at_work = tuner = Autotuner(self._model.model, self._launcher, budget_ms)
         try:
             outcome = await tuner.run(self._outbox.progress("products"))
         finally:

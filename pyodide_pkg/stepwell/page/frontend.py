@@ -162,7 +162,7 @@ class Frontend:
 
     def _unload(self) -> None:
         if self._model is not None:
-            self._model.llama.close()
+            self._model.model.close()
             self._model = None
             self._opened().release()
 

@@ -9,7 +9,7 @@ from stepwell.errors import BadFile, BadRequest, ContextFull, Unsupported
 from stepwell.gpu.device import ByteSource
 from stepwell.launch.launcher import Launcher
 from stepwell.models import ARCHITECTURES
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 from stepwell.models.synthetic import Synthetic
 from stepwell.page.outbox import Outbox
 from stepwell.page.request import Request
@@ -38,7 +38,7 @@ class LoadedModel:
     architecture: str
     nbytes: int
     tensor_types: Mapping[str, int]
-    llama: Llama
+    model: DecoderModel
     tokenizer: Tokenizer | PlainTokenizer
     chat_template: str | None
 
@@ -58,7 +58,7 @@ class LoadedModel:
 
         BadRequest for ids that the model does not have, ContextFull for more random ones than it has positions.
         """
-        vocabulary, limit = self.llama.config.vocab_size, self.llama.config.context_length
+        vocabulary, limit = self.model.config.vocab_size, self.model.config.context_length
         if request.prompt_ids is not None:
             if strange := [token_id for token_id in request.prompt_ids if not 0 <= token_id < vocabulary]:
                 raise BadRequest(
@@ -79,7 +79,7 @@ class LoadedModel:
         return Detokenizer(self.tokenizer, skip_special=skip_special)
 
     def describe(self) -> dict[str, object]:
-        config = self.llama.config
+        config = self.model.config
         return {
             "name": self.name,
             "sha256": self.sha256,
@@ -106,23 +106,23 @@ async def load_model(
     tokenizer = Tokenizer(file.metadata, make_encoder)
     outbox.enter("weights", f"Loading {name}")
     check_vocabulary(tokenizer, file)
-    llama = await ARCHITECTURES[architecture].load(file, source, launcher, outbox.progress("bytes"))
+    model = await ARCHITECTURES[architecture].load(file, source, launcher, outbox.progress("bytes"))
     template = file.metadata.get("tokenizer.chat_template")
     types: dict[str, int] = {}
     for tensor in file.tensors.values():
         types[tensor.format.name] = types.get(tensor.format.name, 0) + 1
     return LoadedModel(
-        name, described.get("sha256"), architecture, file.size, types, llama, tokenizer,
+        name, described.get("sha256"), architecture, file.size, types, model, tokenizer,
         template if isinstance(template, str) else None,
     )  # fmt: skip
 
 
-async def make_model(model: Synthetic, launcher: Launcher, outbox: Outbox) -> LoadedModel:
+async def make_model(synthetic: Synthetic, launcher: Launcher, outbox: Outbox) -> LoadedModel:
     """A synthetic model, its weights made on the GPU; the page is told how far it is."""
-    outbox.enter("weights", f"Making {model.name}")
-    llama = await model.make(launcher, outbox.progress("bytes"))
-    nbytes, types = model.plan.nbytes, model.tensor_types
-    return LoadedModel(model.name, None, model.architecture, nbytes, types, llama, PlainTokenizer(), None)
+    outbox.enter("weights", f"Making {synthetic.name}")
+    model = await synthetic.make(launcher, outbox.progress("bytes"))
+    nbytes, types = synthetic.plan.nbytes, synthetic.tensor_types
+    return LoadedModel(synthetic.name, None, synthetic.architecture, nbytes, types, model, PlainTokenizer(), None)
 
 
 def check_vocabulary(tokenizer: Tokenizer, file: GgufFile) -> None:

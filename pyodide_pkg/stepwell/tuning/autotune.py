@@ -19,7 +19,7 @@ from stepwell.kernels.tuning import ProductKey, Spread
 from stepwell.launch.assembly import Assembly
 from stepwell.launch.launcher import Launcher
 from stepwell.memory.buffer import Buffer, Role
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 from stepwell.step.recorder import Launch, Recorder, Step
 from stepwell.tuning.candidates import alternatives, respread
 from stepwell.tuning.remembered import Choice
@@ -75,7 +75,7 @@ class _Stopped(Exception):
 class Autotuner:
     """Tunes one model on its device, with kernels and bind groups of its own, which ``close`` gives back."""
 
-    def __init__(self, model: Llama, launcher: Launcher, budget_ms: float) -> None:
+    def __init__(self, model: DecoderModel, launcher: Launcher, budget_ms: float) -> None:
         """For launchers with the kernel options of ``launcher``."""
         options = replace(
             launcher.options, tuned=False, shared_pass=True, bind_group_cache=True, bind_groups=1 << 16, submit_every=0,

@@ -39,7 +39,7 @@ import base64, sys
 from types import SimpleNamespace
 from stepwell import BufferPool, open_device
 from stepwell.launch.launcher import Launcher
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 from stepwell.weights.gguf import read_gguf
 from stepwell.gpu.source import BytesSource
 
@@ -48,7 +48,7 @@ async def main(args):
     pool = BufferPool(device, "adaptive")
     loader = Launcher(device, pool)
     source = BytesSource(base64.b64decode(args["model"]), "tiny")
-    model = await Llama.load(await read_gguf(source), source, loader)
+    model = await DecoderModel.load(await read_gguf(source), source, loader)
     sys.rig = SimpleNamespace(device=device, pool=pool, model=model, loader=loader)
     return device.info.immediate_bytes
 """

@@ -52,7 +52,7 @@ from stepwell import BufferPool, open_device
 from stepwell.decode.generation import Generation
 from stepwell.decode.session import DecodeSession
 from stepwell.launch.launcher import Launcher
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 from stepwell.weights.gguf import read_gguf
 from stepwell.gpu.source import BytesSource
 
@@ -62,7 +62,7 @@ async def main(args):
         pool = BufferPool(device)
         launcher = Launcher(device, pool)
         source = BytesSource(b64decode(args["data"]), "tiny.gguf")
-        model = await Llama.load(await read_gguf(source), source, launcher)
+        model = await DecoderModel.load(await read_gguf(source), source, launcher)
         session = DecodeSession(model, launcher, kv="static", context=64)
         generation = Generation(max_tokens=args["steps"], top_logits=20)
         events = [event async for event in session.generate(args["prompt"], generation)]

@@ -313,10 +313,10 @@ from stepwell.decode.session import DecodeSession
 from stepwell.launch.options import LaunchOptions
 
 async def main(args):
-    llama, launcher = sys.lab_frontend._model.llama, sys.lab_frontend._engines.get(LaunchOptions())
+    model, launcher = sys.lab_frontend._model.model, sys.lab_frontend._engines.get(LaunchOptions())
 
     async def answer(prompt, kv):
-        session = DecodeSession(llama, launcher, kv=kv, context=len(prompt) + args["tokens"])
+        session = DecodeSession(model, launcher, kv=kv, context=len(prompt) + args["tokens"])
         try:
             async with aclosing(session.generate(prompt, Generation(max_tokens=args["tokens"]))) as events:
                 return [event async for event in events]

@@ -137,7 +137,7 @@ from stepwell.decode.generation import Generation
 from stepwell.decode.session import DecodeSession
 from stepwell.launch.launcher import Launcher
 from stepwell.models.config import LlamaConfig
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 
 async def main(args):
     device = await open_device()
@@ -145,7 +145,7 @@ async def main(args):
         pool = BufferPool(device)
         launcher = Launcher(device, pool)
         reports = []
-        model = await Llama.synthetic(
+        model = await DecoderModel.synthetic(
             LlamaConfig(**args["config"]), args["kind"], launcher, lambda done, total: reports.append([done, total]))
         session = DecodeSession(model, launcher, kv="static", context=64)
         generation = Generation(max_tokens=args["steps"], top_logits=args["config"]["vocab_size"])

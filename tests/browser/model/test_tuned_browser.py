@@ -23,7 +23,7 @@ from stepwell.tuning.candidates import alternatives, respread
 from stepwell.kernels.products import spread_of
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 from stepwell.weights.gguf import read_gguf
 from stepwell.gpu.source import BytesSource
 
@@ -32,7 +32,7 @@ async def main(args):
     try:
         launcher = Launcher(device, BufferPool(device), LaunchOptions.from_dict(args["options"]))
         source = BytesSource(b64decode(args["data"]), "tiny.gguf")
-        model = await Llama.load(await read_gguf(source), source, launcher)
+        model = await DecoderModel.load(await read_gguf(source), source, launcher)
         tuner = Autotuner(model, launcher, 1e9)
         tuner._deadline_ms = float("inf")
         rows = []

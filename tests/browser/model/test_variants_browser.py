@@ -26,7 +26,7 @@ from stepwell.decode.generation import Generation
 from stepwell.decode.session import DecodeSession
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 from stepwell.weights.gguf import read_gguf
 from stepwell.gpu.source import BytesSource
 
@@ -35,7 +35,7 @@ async def main(args):
     pool = BufferPool(device, "adaptive")
     loader = Launcher(device, pool)
     source = BytesSource(base64.b64decode(args["model"]), "tiny")
-    model = await Llama.load(await read_gguf(source), source, loader)
+    model = await DecoderModel.load(await read_gguf(source), source, loader)
 
     def session(launcher):
         return DecodeSession(model, launcher, kv="static", context=768)

@@ -26,7 +26,7 @@ from stepwell.memory.class_stats import Eviction
 from stepwell.memory.events import EventLog
 from stepwell.memory.pool import BufferPool
 from stepwell.memory.recovery import fence, holders, make_room, retrying
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 from stepwell.step.recorder import Recorder
 from stepwell.weights.gguf import read_gguf
 from tests.support.tiny_llama import write_tiny_llama
@@ -442,7 +442,7 @@ class Rig:
 
     async def load(self, path: Path) -> None:
         source = FileSource(path)
-        self.model = await Llama.load(await read_gguf(source), source, self.launcher)
+        self.model = await DecoderModel.load(await read_gguf(source), source, self.launcher)
 
     async def decode(self, kv: str, tokens: int = 6) -> list[TokenEvent]:
         session = DecodeSession(self.model, self.launcher, kv=kv, context=32)

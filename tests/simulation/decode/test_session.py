@@ -22,7 +22,7 @@ from stepwell.launch.options import LaunchOptions
 from stepwell.launch.selection import tuning_for
 from stepwell.memory.policies import POLICIES
 from stepwell.memory.pool import BufferPool
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 from stepwell.step.recorder import Variant
 from stepwell.weights.gguf import read_gguf
 from tests.support.tiny_llama import write_tiny_llama
@@ -58,11 +58,11 @@ class Rig:
         self.device = device
         self.pool = BufferPool(device, policy)
         self.launcher = Launcher(device, self.pool, launch)
-        self.model: Llama
+        self.model: DecoderModel
 
     async def load(self, path: Path) -> "Rig":
         source = FileSource(path)
-        self.model = await Llama.load(await read_gguf(source), source, self.launcher)
+        self.model = await DecoderModel.load(await read_gguf(source), source, self.launcher)
         return self
 
     def session(self, kv: str, context: int = CONTEXT) -> DecodeSession:

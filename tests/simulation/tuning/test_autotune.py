@@ -14,7 +14,7 @@ from stepwell.kernels.tuning import ProductKey, Spread, Tuning
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
 from stepwell.memory.pool import BufferPool
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 from stepwell.tuning import autotune
 from stepwell.tuning.autotune import MARGIN, Autotuner, Outcome, is_faster, tolerance
 from stepwell.tuning.candidates import alternatives, fits
@@ -34,7 +34,7 @@ async def tuned(
     pool = BufferPool(device)
     launcher = Launcher(device, pool, LaunchOptions())
     source = FileSource(file)
-    model = await Llama.load(await read_gguf(source), source, launcher)
+    model = await DecoderModel.load(await read_gguf(source), source, launcher)
     in_use = pool.ledger.in_use_bytes
     tuner = Autotuner(model, launcher, budget_ms)
     act(tuner)

@@ -11,7 +11,7 @@ from stepwell.errors import BadFile, Unsupported
 from stepwell.gpu.source import BytesSource
 from stepwell.models import ARCHITECTURES
 from stepwell.models.config import check_tensors, expected_tensors
-from stepwell.models.llama import Llama, matrices, pairings
+from stepwell.models.llama import DecoderModel, matrices, pairings
 from stepwell.models.phi3 import Phi3, Phi3Config
 from stepwell.weights.gguf import GgufFile, read_gguf
 from tests.support.gguf_writer import I32, Tensor, Typed, gguf_bytes
@@ -142,4 +142,4 @@ def test_matrices_and_the_heads_that_are_laid_out_anew() -> None:
 
 
 def test_the_architectures() -> None:
-    assert list(ARCHITECTURES.items()) == [("llama", Llama), ("phi3", Phi3)]
+    assert list(ARCHITECTURES.items()) == [("llama", DecoderModel), ("phi3", Phi3)]

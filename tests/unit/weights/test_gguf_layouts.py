@@ -12,7 +12,7 @@ from stepwell.gpu.source import FileSource
 from stepwell.kernels.layouts import LAYOUT_OF_FORMAT, LAYOUTS, layout_of_formats
 from stepwell.launch.launcher import Launcher
 from stepwell.memory.pool import BufferPool
-from stepwell.models.llama import Llama
+from stepwell.models.llama import DecoderModel
 from stepwell.weights.formats import FORMATS
 from stepwell.weights.gguf import read_gguf
 from tests.support.tiny_llama import write_tiny_llama
@@ -50,9 +50,9 @@ def test_a_common_layout_holds_what_each_of_its_formats_needs() -> None:
     assert layout_of_formats(["Q8_0", "BF16"]) is None
 
 
-async def load(path: Path, device: FakeDevice) -> Llama:
+async def load(path: Path, device: FakeDevice) -> DecoderModel:
     source = FileSource(path)
-    return await Llama.load(await read_gguf(source), source, Launcher(device, BufferPool(device)))
+    return await DecoderModel.load(await read_gguf(source), source, Launcher(device, BufferPool(device)))
 
 
 def test_quantised_and_float_tensors_of_one_matrix_are_refused_by_name(tmp_path: Path) -> None:
