@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stepwell.gpu.source import FileSource
-from stepwell.models.config import LlamaConfig
+from stepwell.models.config import DecoderConfig
 from stepwell.weights.gguf import read_gguf
 from tests.support.demo_model import demo_model_path
 from tests.support.paths import DATA
@@ -21,7 +21,7 @@ def test_agrees_with_the_stored_logits() -> None:
     path = demo_model_path()
     file = asyncio.run(read_gguf(FileSource(path)))
     case = json.loads(ORACLE.read_text())["prompts"]["france"]
-    logits = reference_llama(FileWeights(path, file), LlamaConfig.from_gguf(file), case["prompt_ids"])[-1]
+    logits = reference_llama(FileWeights(path, file), DecoderConfig.from_gguf(file), case["prompt_ids"])[-1]
     best = np.argsort(logits)[::-1][:5]
     expected = case["natural"]["top5_logits"][0]
     assert best.tolist() == [token for token, _ in expected]

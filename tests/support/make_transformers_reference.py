@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from stepwell.gpu.source import FileSource
-from stepwell.models.config import LlamaConfig
+from stepwell.models.config import DecoderConfig
 from stepwell.models.phi3 import Phi3Config
 from stepwell.weights.gguf import read_gguf
 from tests.support.tiny_architectures import DATA, STEPS, TINY_MODELS, TinyModel, reference_file
@@ -29,13 +29,13 @@ KEPT_STEPS = (0, 1, 2, 3, 15, 22, 23, 24, 31, 47, 63)  # 22 to 24: around the sw
 SMALLEST_LEAD = 0.01  # of a chosen logit over the next: a tenth would do for f32 sums in another order
 
 
-def halves(weight: Array, config: LlamaConfig) -> Array:
+def halves(weight: Array, config: DecoderConfig) -> Array:
     """Rows of q or k as transformers has them: pairs of neighbours become (i, i + head_dim / 2)."""
     heads = weight.reshape(-1, config.head_dim // 2, 2, weight.shape[1])
     return heads.swapaxes(1, 2).reshape(weight.shape)
 
 
-def state_of(weights: dict[str, Array], config: LlamaConfig) -> dict[str, torch.Tensor]:
+def state_of(weights: dict[str, Array], config: DecoderConfig) -> dict[str, torch.Tensor]:
     """The weights by the names of transformers."""
     phi3 = isinstance(config, Phi3Config)
     state = {
@@ -59,7 +59,7 @@ def state_of(weights: dict[str, Array], config: LlamaConfig) -> dict[str, torch.
     return {name: torch.tensor(np.ascontiguousarray(value), dtype=torch.float32) for name, value in state.items()}
 
 
-def model_of(tiny: TinyModel, config: LlamaConfig, weights: dict[str, Array]) -> Any:
+def model_of(tiny: TinyModel, config: DecoderConfig, weights: dict[str, Array]) -> Any:
     """The model of transformers."""
     shape: dict[str, Any] = {
         "vocab_size": config.vocab_size,
@@ -92,7 +92,7 @@ def model_of(tiny: TinyModel, config: LlamaConfig, weights: dict[str, Array]) ->
             rope |= {"rope_type": "llama3", "factor": scaling.factor, "low_freq_factor": scaling.low}
             rope |= {"high_freq_factor": scaling.high, "original_max_position_embeddings": scaling.original_context}
         shape |= {"head_dim": config.head_dim, "rope_parameters": rope}
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
+        model = transformers.LlamaForCausalLM(transformers.DecoderConfig(**shape))
     model.load_state_dict(state_of(weights, config), strict=True)
     return model.eval()
 
@@ -100,7 +100,7 @@ def model_of(tiny: TinyModel, config: LlamaConfig, weights: dict[str, Array]) ->
 async def reference_of(tiny: TinyModel, path: Path) -> dict[str, Any]:
     weights = tiny.make(path)
     file = await read_gguf(FileSource(path))
-    config = (Phi3Config if file.metadata["general.architecture"] == "phi3" else LlamaConfig).from_gguf(file)
+    config = (Phi3Config if file.metadata["general.architecture"] == "phi3" else DecoderConfig).from_gguf(file)
     model = model_of(tiny, config, weights)
     prompt = tiny.prompt_ids()
     with torch.no_grad():

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from stepwell.models.config import LlamaConfig, expected_tensors
+from stepwell.models.config import DecoderConfig, expected_tensors
 from stepwell.models.phi3 import Phi3Config
 from stepwell.weights.gguf import GgufFile
 from tests.reference.kernels import k_quant_blocks
@@ -57,7 +57,7 @@ def write_tiny_llama(
     blocks of their format: multiples of 32, for K-quants of 256; any for F32, F16 and BF16.  ``rope_freqs`` divide the
     frequencies of rotation.
     """
-    config = LlamaConfig(
+    config = DecoderConfig(
         hidden_size=hidden,
         n_layers=n_layers,
         n_heads=n_heads,
@@ -124,7 +124,7 @@ def write_tiny_phi3(
 
 def _write(
     path: Path,
-    config: LlamaConfig,
+    config: DecoderConfig,
     seed: int,
     formats: str,
     embed_format: str,
@@ -154,7 +154,7 @@ def _write(
     return weights
 
 
-def _metadata(config: LlamaConfig) -> dict[str, Any]:
+def _metadata(config: DecoderConfig) -> dict[str, Any]:
     keys: dict[str, Any] = {
         "block_count": config.n_layers,
         "context_length": config.context_length,
@@ -239,7 +239,7 @@ class FileWeights(Mapping[str, npt.NDArray[np.float32]]):
         return len(self._file.tensors)
 
 
-def reference_llama(weights: Mapping[str, npt.NDArray[Any]], config: LlamaConfig, ids: list[int]) -> Array:
+def reference_llama(weights: Mapping[str, npt.NDArray[Any]], config: DecoderConfig, ids: list[int]) -> Array:
     """Logits [len(ids), vocab] of one causal forward pass from position 0, in float64.
 
     Where frequencies depend on the sequence's length, those of ``len(ids)`` are taken for all positions.
@@ -275,7 +275,7 @@ def reference_llama(weights: Mapping[str, npt.NDArray[Any]], config: LlamaConfig
 
 
 def reference_steps(
-    weights: Mapping[str, npt.NDArray[Any]], config: LlamaConfig, prompt: list[int], chosen: list[int]
+    weights: Mapping[str, npt.NDArray[Any]], config: DecoderConfig, prompt: list[int], chosen: list[int]
 ) -> Array:
     """The logits [len(chosen), vocab] by which each of ``chosen`` was chosen, with the frequencies of that length."""
     ids, first = prompt + chosen[:-1], len(prompt) - 1
@@ -286,7 +286,7 @@ def reference_steps(
     return logits[first:]
 
 
-def _frequencies(weights: Mapping[str, npt.NDArray[Any]], config: LlamaConfig, n_tokens: int) -> Array:
+def _frequencies(weights: Mapping[str, npt.NDArray[Any]], config: DecoderConfig, n_tokens: int) -> Array:
     """Angle per position of each rotated pair of a head."""
     frequencies = config.rope_theta ** (-np.arange(0, config.rope_dim, 2) / config.rope_dim)
     if not config.rope_factors:
@@ -295,7 +295,7 @@ def _frequencies(weights: Mapping[str, npt.NDArray[Any]], config: LlamaConfig, n
     return frequencies / np.asarray(weights[config.rope_factors[is_long]], dtype=np.float64)
 
 
-def rope(x: Array, config: LlamaConfig, frequencies: Array) -> Array:
+def rope(x: Array, config: DecoderConfig, frequencies: Array) -> Array:
     """Turn the pairs of the rotated part of each head of ``x`` [T, heads, head_dim] by position * frequency.
 
     GGUF's llama stores the Q and K rows so that pairs are neighbours, (2i, 2i+1); phi3 as they are trained, with pairs

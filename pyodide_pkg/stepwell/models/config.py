@@ -19,7 +19,7 @@ MAX_LAYERS = 512  # llama.cpp's bound; keeps a forged block count from growing t
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaConfig:
+class DecoderConfig:
     """Sizes in elements.  ``n_heads`` query heads share ``n_kv_heads`` key/value heads; ``rope_dim`` is the part of a
     head that is rotated.  ``tied_embeddings``: the token embedding is the output matrix too.
 
@@ -145,7 +145,7 @@ def read_architecture(file: "GgufFile") -> str:
     return name
 
 
-def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Name → shape in GGUF order: a matrix is (inputs, outputs), its rows of ``inputs`` weights are contiguous."""
     table: dict[str, tuple[int, ...]] = {"token_embd.weight": (config.hidden_size, config.vocab_size)}
     layer = config.layer_tensors()
@@ -157,7 +157,7 @@ def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return table | {name: (config.rope_dim // 2,) for name in config.rope_factors}
 
 
-def check_tensors(file: "GgufFile", config: LlamaConfig) -> None:
+def check_tensors(file: "GgufFile", config: DecoderConfig) -> None:
     """Every tensor of the architecture is there with its shape, vectors are F32, and nothing else is there.
 
     Raises Unsupported for tensors that our forward pass has no use for (biases, experts), because leaving them out

@@ -12,7 +12,7 @@ from stepwell.gpu.device import ByteSource, Progress
 from stepwell.kernels.kv import KV_TYPES, KVShape
 from stepwell.launch.launcher import Launcher
 from stepwell.memory.buffer import Buffer, Role
-from stepwell.models.config import LlamaConfig, check_tensors, expected_tensors
+from stepwell.models.config import DecoderConfig, check_tensors, expected_tensors
 from stepwell.models.rope import read_factors, rope_turns
 from stepwell.models.steps import Steps
 from stepwell.weights.gguf import GgufFile
@@ -23,9 +23,9 @@ from stepwell.weights.synthetic import Plan, make_weights, plan_weights
 class DecoderModel:
     """A loaded model: its config and its weights on the GPU.  ``steps`` records what it computes."""
 
-    config_type: ClassVar[type[LlamaConfig]] = LlamaConfig
+    config_type: ClassVar[type[DecoderConfig]] = DecoderConfig
 
-    def __init__(self, config: LlamaConfig, weights: Weights, launcher: Launcher, turns: Buffer) -> None:
+    def __init__(self, config: DecoderConfig, weights: Weights, launcher: Launcher, turns: Buffer) -> None:
         self.config = config
         self.weights = weights
         self.turns = turns
@@ -74,7 +74,7 @@ class DecoderModel:
 
     @classmethod
     async def synthetic(
-        cls, config: LlamaConfig, kind: str, launcher: Launcher, progress: Progress | None = None
+        cls, config: DecoderConfig, kind: str, launcher: Launcher, progress: Progress | None = None
     ) -> Self:
         """A model of this shape with random weights in the layout of the tensor format ``kind``, made on the GPU."""
         table = rope_turns(config)
@@ -89,12 +89,12 @@ class DecoderModel:
         return cls(config, weights, launcher, turns)
 
 
-def plan_of(config: LlamaConfig, kind: str) -> Plan:
+def plan_of(config: DecoderConfig, kind: str) -> Plan:
     """What random weights of this shape are made of."""
     return plan_weights(kind, expected_tensors(config), matrices(config), vectors(config))
 
 
-def matrices(config: LlamaConfig) -> Mapping[str, tuple[str, ...]]:
+def matrices(config: DecoderConfig) -> Mapping[str, tuple[str, ...]]:
     """The matrices of the step and the tensors that are stacked, row on row, to make each."""
     table: dict[str, tuple[str, ...]] = {"token_embd": ("token_embd.weight",)}
     for i in range(config.n_layers):
@@ -105,13 +105,13 @@ def matrices(config: LlamaConfig) -> Mapping[str, tuple[str, ...]]:
     return table
 
 
-def vectors(config: LlamaConfig) -> Mapping[str, str]:
+def vectors(config: DecoderConfig) -> Mapping[str, str]:
     """The f32 vectors of the step and their tensors."""
     names = [f"blk.{i}.{name}" for i in range(config.n_layers) for name in ("attn_norm", "ffn_norm")]
     return {name: f"{name}.weight" for name in (*names, "output_norm")}
 
 
-def pairings(config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:
+def pairings(config: DecoderConfig) -> Mapping[str, tuple[int, ...]]:
     """The tensors whose rows are laid out for rotation when they are repacked, and how (``Ops.repack``)."""
     pairing = config.pairing()
     return {f"blk.{i}.{config.stacks['qkv'][0]}.weight": pairing for i in range(config.n_layers)} if pairing else {}

@@ -12,14 +12,14 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from stepwell.models.config import Keys, LlamaConfig, common_values
+from stepwell.models.config import DecoderConfig, Keys, common_values
 from stepwell.models.llama import DecoderModel
 
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Phi3Config(LlamaConfig):
+class Phi3Config(DecoderConfig):
     """The shape of a Phi-3 model."""
 
     architecture: ClassVar[str] = "phi3"
@@ -61,7 +61,7 @@ class Phi3Config(LlamaConfig):
 
 
 class Phi3(DecoderModel):
-    config_type: ClassVar[type[LlamaConfig]] = Phi3Config
+    config_type: ClassVar[type[DecoderConfig]] = Phi3Config
 
 
 def attention_factor(context: int, original: int) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from stepwell.errors import BadFile
 from stepwell.gpu.device import ByteSource
 from stepwell.kernels.ops import ROPE_BITS
-from stepwell.models.config import LlamaConfig
+from stepwell.models.config import DecoderConfig
 from stepwell.weights.gguf import GgufFile
 
 
@@ -22,7 +22,7 @@ async def read_factors(file: GgufFile, source: ByteSource, name: str) -> list[fl
     return list(values)
 
 
-def rope_turns(config: LlamaConfig, factors: Sequence[Sequence[float]] = ()) -> bytes:
+def rope_turns(config: DecoderConfig, factors: Sequence[Sequence[float]] = ()) -> bytes:
     """cos and sin of 2^bit * theta^(-2i/rope_dim), f32 [ROPE_BITS][rope_dim / 2][2]: see ``wgsl/rope_append.wgsl``.
 
     A table for each of ``factors``, which divide the frequencies; without any it is one.

@@ -15,7 +15,7 @@ from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import Switch
 from stepwell.memory.buffer import Buffer
 from stepwell.memory.scope import Acquires
-from stepwell.models.config import LlamaConfig
+from stepwell.models.config import DecoderConfig
 from stepwell.step.recorder import Recorder
 from stepwell.step.shapes import power_of_two
 from stepwell.weights.loader import Weights
@@ -28,7 +28,7 @@ class Steps:
     """Records the steps of a model: with which kernels is its launcher's choice."""
 
     def __init__(
-        self, config: LlamaConfig, weights: Weights, turns: Buffer, switch: int | None, launcher: Launcher
+        self, config: DecoderConfig, weights: Weights, turns: Buffer, switch: int | None, launcher: Launcher
     ) -> None:
         """``turns`` and ``switch`` are those of ``DecoderModel``.
 

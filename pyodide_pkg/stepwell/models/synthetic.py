@@ -19,7 +19,7 @@ from stepwell.gpu.device import Progress
 from stepwell.kernels.layouts import LAYOUT_OF_FORMAT
 from stepwell.launch.launcher import Launcher
 from stepwell.models import ARCHITECTURES
-from stepwell.models.config import LlamaConfig, expected_tensors
+from stepwell.models.config import DecoderConfig, expected_tensors
 from stepwell.models.llama import DecoderModel, plan_of
 from stepwell.models.phi3 import Phi3Config, attention_factor
 from stepwell.weights.synthetic import Plan
@@ -35,11 +35,11 @@ class Shape:
 
     title: str
     architecture: str
-    config: LlamaConfig
+    config: DecoderConfig
 
 
-def _llama_3_2(layers: int, hidden: int, heads: int, head_dim: int) -> LlamaConfig:
-    return LlamaConfig(
+def _llama_3_2(layers: int, hidden: int, heads: int, head_dim: int) -> DecoderConfig:
+    return DecoderConfig(
         hidden_size=hidden,
         n_layers=layers,
         n_heads=heads,
@@ -59,7 +59,7 @@ SHAPES: dict[str, Shape] = {
     "smollm2-135m": Shape(
         "SmolLM2-135M",
         "llama",
-        LlamaConfig(
+        DecoderConfig(
             hidden_size=576,
             n_layers=30,
             n_heads=9,
@@ -139,7 +139,7 @@ class Synthetic:
         return SHAPES[self.shape].architecture
 
     @property
-    def config(self) -> LlamaConfig:
+    def config(self) -> DecoderConfig:
         return SHAPES[self.shape].config
 
     @property

@@ -17,7 +17,7 @@ from stepwell.kernels.layouts import LAYOUT_OF_FORMAT
 from stepwell.kernels.ops import Heads, Matrix, Ops
 from stepwell.launch.selection import tuning_for
 from stepwell.memory.buffer import Buffer, Role
-from stepwell.models.config import LlamaConfig
+from stepwell.models.config import DecoderConfig
 from stepwell.models.rope import rope_turns
 from stepwell.step.recorder import Launch, Recorder
 from tests.browser.conftest import Lab
@@ -149,7 +149,7 @@ def qkv_case(shape: Qkv) -> Case:
     heads, kv_heads, head_dim, rope_dim = shape.heads
     random = random_of(shape)
     n = (heads + 2 * kv_heads) * head_dim
-    config = LlamaConfig(
+    config = DecoderConfig(
         hidden_size=32, n_layers=1, n_heads=heads, n_kv_heads=kv_heads, head_dim=rope_dim, ffn_size=32, vocab_size=1,
         context_length=1, rope_theta=THETA, rope_dim=rope_dim, rms_eps=EPS, tied_embeddings=True,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from stepwell.kernels.ops import Heads, Ops
 from stepwell.kernels.tuning import SHADER_F16, Tile, Tuning
 from stepwell.kernels.tuning import TILES as SHIPPED_TILES
 from stepwell.launch.selection import tuning_for
-from stepwell.models.config import LlamaConfig
+from stepwell.models.config import DecoderConfig
 from stepwell.models.rope import rope_turns
 from tests.browser.conftest import Lab
 from tests.browser.kernels.kernel_lab import (
@@ -551,7 +551,7 @@ def rope_case(shape: Rope) -> Case:
     positions = sum(shape.slabs) or shape.position + shape.rows + SPARE
     cache = (poison_half if shape.half else poison)(positions, kv_heads, head_dim)
     caches = cache_buffers(cache, cache, shape.slabs)
-    config = LlamaConfig(
+    config = DecoderConfig(
         hidden_size=32, n_layers=1, n_heads=heads, n_kv_heads=kv_heads, head_dim=rope_dim, ffn_size=32, vocab_size=1,
         context_length=1, rope_theta=THETA, rope_dim=rope_dim, rms_eps=EPS, tied_embeddings=True,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from stepwell.gpu.source import FileSource
-from stepwell.models.config import LlamaConfig
+from stepwell.models.config import DecoderConfig
 from stepwell.weights.gguf import read_gguf
 from tests.browser.conftest import Lab, encode
 from tests.support.tiny_llama import reference_llama, write_tiny_llama
@@ -79,7 +79,7 @@ def test_a_file_of_mixed_types_decodes(lab: Lab, tmp_path: Path, name: str) -> N
     path = tmp_path / "tiny.gguf"
     weights = write_tiny_llama(path, formats=mix.formats, embed_format=mix.embed_format, mixed=mix.mixed, **mix.sizes)
     with ThreadPoolExecutor() as apart:  # Playwright's event loop runs in this one
-        config = LlamaConfig.from_gguf(apart.submit(asyncio.run, read_gguf(FileSource(path))).result())
+        config = DecoderConfig.from_gguf(apart.submit(asyncio.run, read_gguf(FileSource(path))).result())
     steps: list[Any] = lab.run(SOURCE, data=encode(path.read_bytes()), prompt=PROMPT, steps=STEPS)
     assert len(steps) == STEPS
     ids = [*PROMPT, *(step[0] for step in steps)]

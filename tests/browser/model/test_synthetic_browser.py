@@ -136,7 +136,7 @@ from stepwell import BufferPool, open_device
 from stepwell.decode.generation import Generation
 from stepwell.decode.session import DecodeSession
 from stepwell.launch.launcher import Launcher
-from stepwell.models.config import LlamaConfig
+from stepwell.models.config import DecoderConfig
 from stepwell.models.llama import DecoderModel
 
 async def main(args):
@@ -146,7 +146,7 @@ async def main(args):
         launcher = Launcher(device, pool)
         reports = []
         model = await DecoderModel.synthetic(
-            LlamaConfig(**args["config"]), args["kind"], launcher, lambda done, total: reports.append([done, total]))
+            DecoderConfig(**args["config"]), args["kind"], launcher, lambda done, total: reports.append([done, total]))
         session = DecodeSession(model, launcher, kv="static", context=64)
         generation = Generation(max_tokens=args["steps"], top_logits=args["config"]["vocab_size"])
         steps = []

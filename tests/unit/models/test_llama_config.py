@@ -1,4 +1,4 @@
-"""LlamaConfig from metadata, its defaults and refusals, and the check of a file's tensors against it."""
+"""DecoderConfig from metadata, its defaults and refusals, and the check of a file's tensors against it."""
 
 import asyncio
 import re
@@ -11,7 +11,7 @@ import pytest
 
 from stepwell.errors import BadFile, Unsupported
 from stepwell.gpu.source import BytesSource, FileSource
-from stepwell.models.config import LlamaConfig, check_tensors, expected_tensors, read_architecture
+from stepwell.models.config import DecoderConfig, check_tensors, expected_tensors, read_architecture
 from stepwell.models.rope import read_factors, rope_turns
 from stepwell.weights.formats import FORMATS
 from stepwell.weights.gguf import GgufFile, read_gguf
@@ -28,7 +28,7 @@ METADATA: dict[str, Any] = {
     "llama.attention.layer_norm_rms_epsilon": 0.0078125,
     "tokenizer.ggml.tokens": ["a", "b", "c"],
 }
-BASE = LlamaConfig(
+BASE = DecoderConfig(
     hidden_size=32,
     n_layers=2,
     n_heads=4,
@@ -45,7 +45,7 @@ BASE = LlamaConfig(
 F32, F16 = 0, 1
 
 
-def tensors(config: LlamaConfig, norm_type: int = F32) -> dict[str, Tensor]:
+def tensors(config: DecoderConfig, norm_type: int = F32) -> dict[str, Tensor]:
     """Zeros for every tensor of ``config``; matrices in F16."""
     table = {}
     for name, shape in expected_tensors(config).items():
@@ -61,9 +61,11 @@ def file_of(metadata: dict[str, Any], table: dict[str, Tensor] | None = None) ->
     return asyncio.run(read_gguf(BytesSource(gguf_bytes(kept, (table or {}).values()), "m.gguf")))
 
 
-def config_of(**changes: Any) -> LlamaConfig:
+def config_of(**changes: Any) -> DecoderConfig:
     """The config of METADATA with keys changed; ``__`` in a name stands for a dot."""
-    return LlamaConfig.from_gguf(file_of(METADATA | {key.replace("__", "."): value for key, value in changes.items()}))
+    return DecoderConfig.from_gguf(
+        file_of(METADATA | {key.replace("__", "."): value for key, value in changes.items()})
+    )
 
 
 def test_defaults_are_llama_cpps() -> None:
@@ -172,7 +174,7 @@ def test_an_output_matrix_unties_the_embedding() -> None:
     table = tensors(BASE)
     table["output.weight"] = table["token_embd.weight"]._replace(name="output.weight")
     file = file_of(METADATA, table)
-    config = LlamaConfig.from_gguf(file)
+    config = DecoderConfig.from_gguf(file)
     assert not config.tied_embeddings
     check_tensors(file, config)
 
@@ -204,7 +206,7 @@ def test_a_tensor_without_a_use_is_refused(name: str) -> None:
 def test_factors_of_the_frequencies_are_of_the_files_that_have_them() -> None:
     table = tensors(BASE) | {"rope_freqs.weight": Tensor("rope_freqs.weight", (4,), F32, bytes(16))}
     file = file_of(METADATA, table)
-    config = LlamaConfig.from_gguf(file)
+    config = DecoderConfig.from_gguf(file)
     assert config == replace(BASE, rope_factors=("rope_freqs.weight",))
     check_tensors(file, config)
     table["rope_freqs.weight"] = Tensor("rope_freqs.weight", (8,), F32, bytes(32))
@@ -240,9 +242,9 @@ def test_vectors_are_f32() -> None:
 
 def test_the_demo_model() -> None:
     file = asyncio.run(read_gguf(FileSource(demo_model_path())))
-    config = LlamaConfig.from_gguf(file)
+    config = DecoderConfig.from_gguf(file)
     assert read_architecture(file) == "llama"
-    assert config == LlamaConfig(
+    assert config == DecoderConfig(
         hidden_size=576,
         n_layers=30,
         n_heads=9,

@@ -14,7 +14,7 @@ from stepwell.gpu.fake_device import FakeDevice
 from stepwell.gpu.fake_objects import DEFAULT_LIMITS
 from stepwell.kernels.layouts import LAYOUT_OF_FORMAT
 from stepwell.models import synthetic
-from stepwell.models.config import LlamaConfig, expected_tensors
+from stepwell.models.config import DecoderConfig, expected_tensors
 from stepwell.models.synthetic import KV_ONLY, SHAPES, Shape, Synthetic
 from stepwell.page.frontend import Frontend
 from stepwell.page.request import Request
@@ -25,7 +25,7 @@ VOCAB = 320
 TINY = Shape(
     "Tiny",
     "llama",
-    LlamaConfig(
+    DecoderConfig(
         hidden_size=64,
         n_layers=2,
         n_heads=4,

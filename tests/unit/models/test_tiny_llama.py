@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stepwell.gpu.source import FileSource
-from stepwell.models.config import LlamaConfig, check_tensors
+from stepwell.models.config import DecoderConfig, check_tensors
 from stepwell.weights.gguf import GgufFile, read_gguf
 from tests.reference.kernels import FORMATS
 from tests.support.tiny_llama import FileWeights, byte_alphabet, reference_llama, write_tiny_llama
@@ -24,7 +24,7 @@ def test_a_tiny_model_is_whole_and_holds_the_returned_weights(tmp_path: Path, fo
     sizes = {"hidden": 256, "n_heads": 16, "ffn": 256} if formats.endswith("_K") else {}
     weights = write_tiny_llama(path, seed=3, formats=formats, embed_format=formats, tied=tied, n_layers=1, **sizes)
     file = read(path)
-    config = LlamaConfig.from_gguf(file)
+    config = DecoderConfig.from_gguf(file)
     check_tensors(file, config)
     assert config.tied_embeddings is tied
     assert {info.format.name for info in file.tensors.values() if len(info.shape) > 1} == {formats}
@@ -61,7 +61,7 @@ def test_the_tokenizer_is_well_formed(tmp_path: Path) -> None:
 
 def test_a_position_sees_only_what_is_before_it(tmp_path: Path) -> None:
     weights = write_tiny_llama(tmp_path / "tiny.gguf", head_dim=32, n_heads=6, n_kv_heads=2)
-    config = LlamaConfig.from_gguf(read(tmp_path / "tiny.gguf"))
+    config = DecoderConfig.from_gguf(read(tmp_path / "tiny.gguf"))
     ids = [5, 300, 17, 17, 42]
     logits = reference_llama(weights, config, ids)
     assert logits.shape == (5, 320)
