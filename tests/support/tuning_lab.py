@@ -9,13 +9,13 @@ from stepwell.gpu.device import DeviceInfo, Layout
 from stepwell.gpu.fake_device import TIMESTAMPS, FakeDevice
 from stepwell.gpu.fake_objects import DEFAULT_LIMITS
 from stepwell.gpu.fake_profile import FakeProfiler
-from stepwell.kernels.tuning import ProductKey, Spread
+from stepwell.kernels.tuning import ProductKey, Tiling
 from tests.support.tiny_llama import write_tiny_llama
 
 LIMITS = {**DEFAULT_LIMITS, "maxComputeInvocationsPerWorkgroup": 1024, "maxComputeWorkgroupSizeX": 1024}
 GPU = DeviceInfo("acme", "gpu", "", False, LIMITS, frozenset({TIMESTAMPS, "subgroups"}), 32, 32, immediate_bytes=64)
 PRODUCTS = 5  # of a decode step: qkv, attention's output, gate|up, down, logits
-Cost = Callable[[ProductKey, Spread], float]
+Cost = Callable[[ProductKey, Tiling], float]
 
 
 class Clock(FakeProfiler):
@@ -43,37 +43,37 @@ class TimedDevice(FakeDevice):
         super().__init__(info, log_limit=0)
         self.profiler = self.clock = Clock()
         self._cost = cost
-        self.wrong: Callable[[Spread], float] = lambda spread: 0.0
-        self.broken: Callable[[Spread], bool] = lambda spread: False
-        self.compiled: list[tuple[ProductKey, Spread]] = []
+        self.wrong: Callable[[Tiling], float] = lambda tiling: 0.0
+        self.broken: Callable[[Tiling], bool] = lambda tiling: False
+        self.compiled: list[tuple[ProductKey, Tiling]] = []
 
     async def create_pipeline(self, code: str, layout: Layout, label: str = "") -> int:
         kernel, _, rest = label.rstrip(")").partition("(")
         if kernel in ("matvec", "matmul_quad"):
             constants = dict(part.split("=") for part in rest.split(", "))
-            key, spread = named(kernel, constants)
-            if self.broken(spread):
+            key, tiling = named(kernel, constants)
+            if self.broken(tiling):
                 raise ShaderError("too many registers")
-            self.compiled.append((key, spread))
-            self._kernels[label] = self._meaning(key, spread, len(layout.bindings))
+            self.compiled.append((key, tiling))
+            self._kernels[label] = self._meaning(key, tiling, len(layout.bindings))
         return await super().create_pipeline(code, layout, label)
 
-    def _meaning(self, key: ProductKey, spread: Spread, bindings: int) -> Any:
+    def _meaning(self, key: ProductKey, tiling: Tiling, bindings: int) -> Any:
         def run(views: Sequence[memoryview], grid: tuple[int, int, int]) -> None:
-            assert grid[0] == -(-key.outputs // spread.outputs)
-            self.clock.us += 100 * self._cost(key, spread)
+            assert grid[0] == -(-key.outputs // tiling.outputs)
+            self.clock.us += 100 * self._cost(key, tiling)
             for view in views[-bindings:]:
                 if not view.readonly:
-                    view.cast("f")[0] = 0.5 + self.wrong(spread)
+                    view.cast("f")[0] = 0.5 + self.wrong(tiling)
 
         return run
 
 
-def named(kernel: str, constants: dict[str, Any]) -> tuple[ProductKey, Spread]:
+def named(kernel: str, constants: dict[str, Any]) -> tuple[ProductKey, Tiling]:
     typed = {name: int(value) if value.isdigit() else value for name, value in constants.items()}
     typed["subgroups"] = typed.get("subgroups") == "True"
-    spread = Spread(typed.get("wide", 4), typed["per"], typed.get("splits", 1), typed.get("ahead", 0))
-    return ProductKey.of(kernel, typed), spread
+    tiling = Tiling(typed.get("wide", 4), typed["per"], typed.get("splits", 1), typed.get("ahead", 0))
+    return ProductKey.of(kernel, typed), tiling
 
 
 def write_model(path: Path) -> Path:

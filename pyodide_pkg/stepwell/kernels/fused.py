@@ -10,7 +10,7 @@ from typing import Literal
 
 from stepwell.kernels.kv import Constants, LayerKV, ceil_div
 from stepwell.kernels.ops import Heads, Matrix
-from stepwell.kernels.tuning import ProductKey, Spread, Tuning
+from stepwell.kernels.tuning import ProductKey, Tiling, Tuning
 from stepwell.memory.buffer import Buffer
 from stepwell.step.recorder import Constant, Recorder, Variant
 
@@ -107,22 +107,22 @@ class FusedOps:
     ) -> None:  # fmt: skip
         around = dict(constants)
         outputs = matrix.outputs(str(around["after"]))
-        spread = self._spread(matrix, around, outputs)
+        tiling = self._tiling(matrix, around, outputs)
         shape: Constants = (
-            ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), *spread.constants(),
+            ("format", matrix.format), ("k", matrix.k), ("n", matrix.n), *tiling.constants(),
             ("subgroup", self.tuning.subgroup),
         )  # fmt: skip
-        grid = (ceil_div(outputs, spread.wide * spread.per), 1, 1)
+        grid = (ceil_div(outputs, tiling.wide * tiling.per), 1, 1)
         rec.launch(Variant("matvec", (*shape, *constants)), (*first, *matrix.buffers, *last), grid, node, _SHAPE)
 
-    def _spread(self, matrix: Matrix, around: Mapping[str, Constant], outputs: int) -> Spread:
+    def _tiling(self, matrix: Matrix, around: Mapping[str, Constant], outputs: int) -> Tiling:
         """The measured one, else the rule's."""
-        tuning, default = self.tuning, default_spread(self.tuning, outputs, matrix, str(around["before"]))
-        if not tuning.spreads:
+        tuning, default = self.tuning, default_tiling(self.tuning, outputs, matrix, str(around["before"]))
+        if not tuning.tilings:
             return default
         shape = {"format": matrix.format, "k": matrix.k, "n": matrix.n, "subgroup": tuning.subgroup}
         key = ProductKey.of("matvec", {**around, **shape, "arithmetic": default.arithmetic})
-        return tuning.spreads.get(key, default)
+        return tuning.tilings.get(key, default)
 
 
 def teams_of(tuning: Tuning, width: int) -> int:
@@ -136,7 +136,7 @@ def team_bytes(tuning: Tuning, width: int) -> int:
     return (teams_of(tuning, width) - 1) * (width // 8) * _TEAM_BYTES
 
 
-def default_spread(tuning: Tuning, outputs: int, matrix: Matrix, before: str = "plain") -> Spread:
+def default_tiling(tuning: Tuning, outputs: int, matrix: Matrix, before: str = "plain") -> Tiling:
     """The rule: wide workgroups read x once for many outputs, many keep the GPU busy; as wide as leaves enough."""
     wide = tuning.decode_wide
     while 2 * wide <= tuning.decode_widest and outputs >= 3 * wide * tuning.workgroups:
@@ -157,4 +157,4 @@ def default_spread(tuning: Tuning, outputs: int, matrix: Matrix, before: str = "
     integers = tuning.dot4 and tuning.subgroup >= 4 and matrix.layout.quantised and fits
     # a norm reads x and its weight at the same time: less fits beside that
     ahead = tuning.decode_ahead // (rows * (2 if before == "norm" else 1))
-    return Spread(wide, per, splits, max(1, ahead), "dot4" if integers else "f32")
+    return Tiling(wide, per, splits, max(1, ahead), "dot4" if integers else "f32")

@@ -185,9 +185,9 @@ class Ops:
             per = tuning.outputs_per_thread if tile == 1 else tuning.outputs_per_thread_of_tile
             if mode == "swiglu":
                 per = max(1, per * 2 // 3) if tile == 1 else max(1, per // 2)  # each output takes two rows of W
-            if tile == 1 and tuning.spreads:
+            if tile == 1 and tuning.tilings:
                 key = ProductKey.of("matmul_quad", {**dict(constants), "subgroups": tuning.subgroups})
-                per = tuning.spreads[key].per if key in tuning.spreads else per
+                per = tuning.tilings[key].per if key in tuning.tilings else per
             variant = Variant("matmul_quad", (*constants, ("per", per), ("subgroups", tuning.subgroups)))
             wide = 4 * per
         else:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from stepwell.kernels.tuning import ProductKey, Spread
+from stepwell.kernels.tuning import ProductKey, Tiling
 from stepwell.step.recorder import Variant
 
 QUAD_THREADS = 4  # threads of a workgroup of matmul_quad
@@ -20,18 +20,18 @@ def key_of(variant: Variant) -> ProductKey:
     return ProductKey.of(variant.kernel, dict(variant.constants))
 
 
-def spread_of(variant: Variant) -> Spread:
+def tiling_of(variant: Variant) -> Tiling:
     """How a recorded product shares out its work."""
     constants: dict[str, Any] = {"wide": QUAD_THREADS, "splits": 1} | dict(variant.constants)
-    return Spread(**{field.name: constants[field.name] for field in fields(Spread) if field.name in constants})
+    return Tiling(**{field.name: constants[field.name] for field in fields(Tiling) if field.name in constants})
 
 
-def choices_in_use(variants: Iterable[Variant], spreads: Mapping[ProductKey, Spread]) -> list[dict[str, Any]]:
-    """Of these kernels the products that have their spread from the table, as plain data."""
+def choices_in_use(variants: Iterable[Variant], tilings: Mapping[ProductKey, Tiling]) -> list[dict[str, Any]]:
+    """Of these kernels the products that have their tiling from the table, as plain data."""
     rows = []
     for variant in variants:
         if is_product(variant):
-            key, spread = key_of(variant), spread_of(variant)
-            if spreads.get(key) == spread:
-                rows.append({**key._asdict(), **asdict(spread)})
+            key, tiling = key_of(variant), tiling_of(variant)
+            if tilings.get(key) == tiling:
+                rows.append({**key._asdict(), **asdict(tiling)})
     return rows

@@ -42,7 +42,7 @@ class ProductKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Tiling:
     """How a workgroup of a product shares out its work; the fields are named as the kernels' constants.
 
     ``wide`` outputs side by side, ``per`` outputs per thread, ``splits`` sets of ``wide`` threads that share k.
@@ -141,7 +141,7 @@ class Tuning:
     workgroups: int = 128  # that keep the GPU busy
     workgroup_bytes: int = 16384  # of a workgroup's memory
     slabs: int = 1  # of paged K and V that a launch of attention binds, at most
-    spreads: Mapping[ProductKey, Spread] = field(default_factory=dict, hash=False)  # measured ones, before the rule's
+    tilings: Mapping[ProductKey, Tiling] = field(default_factory=dict, hash=False)  # measured ones, before the rule's
 
     def __post_init__(self) -> None:
         if self.subgroups and self.norm_threads != 4:

@@ -10,7 +10,7 @@ from stepwell.errors import BadRequest, DeviceLost, StepwellError, UsageError
 from stepwell.gpu.device import Device
 from stepwell.gpu.program import STEP_BYTES, Program
 from stepwell.kernels.products import choices_in_use
-from stepwell.kernels.tuning import ProductKey, Spread
+from stepwell.kernels.tuning import ProductKey, Tiling
 from stepwell.launch.assembly import Assembly
 from stepwell.launch.bind_groups import BindGroupCache
 from stepwell.launch.context import LaunchContext
@@ -42,14 +42,14 @@ class Launcher:
         pool: BufferPool,
         options: LaunchOptions | None = None,
         bind_groups: BindGroupCache | None = None,
-        spreads: Mapping[ProductKey, Spread] | None = None,
+        tilings: Mapping[ProductKey, Tiling] | None = None,
     ) -> None:
         """Raises BadRequest for immediates or subgroups on a device that has none."""
         self.device = device
         self.pool = pool
         self.options = options = options or LaunchOptions()
         self.params = _resolved(options.params, device)
-        self.tuning = tuning_for(device.info, options, spreads)  # which kernels the steps that it is for are to launch
+        self.tuning = tuning_for(device.info, options, tilings)  # which kernels the steps that it is for are to launch
         self.shapes = Shapes(options.width_ladder)
         self.counters = Counters()
         self.parameters = _parameters(self.params, pool)
@@ -196,7 +196,7 @@ class Launcher:
             },
             "bind_groups": {"size": len(self.bind_groups), "evicted": counters.bind_groups_evicted},
             "variants": self.kernels.report(),
-            "tuned": choices_in_use(self.kernels.variants, self.tuning.spreads),
+            "tuned": choices_in_use(self.kernels.variants, self.tuning.tilings),
             "workspace_bytes": self.kernels.workspace_bytes,
         }
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 from stepwell.errors import BadRequest
 from stepwell.gpu.device import DeviceInfo
-from stepwell.kernels.tuning import BESIDE_SLABS, DOT4, MOST_SLABS, SHADER_F16, ProductKey, Spread, Tuning
+from stepwell.kernels.tuning import BESIDE_SLABS, DOT4, MOST_SLABS, SHADER_F16, ProductKey, Tiling, Tuning
 from stepwell.launch.options import Kernels, LaunchOptions, Switch
 
 
 def tuning_for(
     info: DeviceInfo,
     options: LaunchOptions | None = None,
-    spreads: Mapping[ProductKey, Spread] | None = None,
+    tilings: Mapping[ProductKey, Tiling] | None = None,
 ) -> Tuning:
-    """The kernels of an adapter, as far as ``options`` leave the choice to it; ``spreads`` were measured on it.
+    """The kernels of an adapter, as far as ``options`` leave the choice to it; ``tilings`` were measured on it.
 
     CPU adapters get few, fat threads and no barriers; GPUs get many threads, and decode steps of few launches.  On a
     CPU adapter a load costs as much as ten arithmetic operations, whatever its address, and a barrier costs more still;
@@ -43,7 +43,7 @@ def tuning_for(
         subgroup=subgroup,
         dot4=packed and _is_on(options.dot4, info),
         f16=halves and _is_on(options.f16, info),
-        spreads=spreads if options.tuned and spreads is not None else {},
+        tilings=tilings if options.tuned and tilings is not None else {},
         workgroup_bytes=info.limits.get("maxComputeWorkgroupStorageSize", 16384),
     )
 

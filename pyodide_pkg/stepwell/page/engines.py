@@ -30,7 +30,7 @@ class Engines:
         """The launcher with these options.  Ask when no run is under way: it may close another one."""
         launcher = self._launchers.pop(options, None)
         if launcher is None:
-            launcher = Launcher(self.device, self.pool, options, spreads=self.remembered.spreads)
+            launcher = Launcher(self.device, self.pool, options, tilings=self.remembered.tilings)
         self._launchers[options] = launcher
         while len(self._launchers) > self._bound:
             self._launchers.pop(next(iter(self._launchers))).close()

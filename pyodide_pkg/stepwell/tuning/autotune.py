@@ -14,14 +14,14 @@ from stepwell.errors import DeviceLost, ShaderError
 from stepwell.gpu.clock import now_ms
 from stepwell.gpu.device import BindingType
 from stepwell.kernels.kv import KVTensors
-from stepwell.kernels.products import is_product, key_of, spread_of
-from stepwell.kernels.tuning import ProductKey, Spread
+from stepwell.kernels.products import is_product, key_of, tiling_of
+from stepwell.kernels.tuning import ProductKey, Tiling
 from stepwell.launch.assembly import Assembly
 from stepwell.launch.launcher import Launcher
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.models.llama import DecoderModel
 from stepwell.step.recorder import Launch, Recorder, Step
-from stepwell.tuning.candidates import alternatives, respread
+from stepwell.tuning.candidates import alternatives, retiled
 from stepwell.tuning.remembered import Choice
 
 MARGIN = 0.03
@@ -142,54 +142,54 @@ class Autotuner:
         return dict(sorted(found.items(), key=lambda item: -item[0].k * item[0].n * len(item[1])))
 
     async def _tune(self, key: ProductKey, launches: Sequence[Launch]) -> Choice | None:
-        default = spread_of(launches[0].variant)
-        spreads = await self._compiled(key, launches[0], alternatives(key, default, self._launcher.tuning))
-        times = await self._measure(launches, spreads)
-        for spread in sorted(times, key=lambda spread: median(times[spread])):
-            if is_faster(times[spread], times[default]) and await self._is_right(key, launches[0], spread):
-                return Choice(spread, median(times[spread]), median(times[default]))
+        default = tiling_of(launches[0].variant)
+        tilings = await self._compiled(key, launches[0], alternatives(key, default, self._launcher.tuning))
+        times = await self._measure(launches, tilings)
+        for tiling in sorted(times, key=lambda tiling: median(times[tiling])):
+            if is_faster(times[tiling], times[default]) and await self._is_right(key, launches[0], tiling):
+                return Choice(tiling, median(times[tiling]), median(times[default]))
         return None
 
-    async def _compiled(self, key: ProductKey, launch: Launch, spreads: Sequence[Spread]) -> list[Spread]:
+    async def _compiled(self, key: ProductKey, launch: Launch, tilings: Sequence[Tiling]) -> list[Tiling]:
         """Those that this device compiles, all at once."""
         self._check()
-        steps = [self._step([respread(launch, spread)]) for spread in spreads]
+        steps = [self._step([retiled(launch, tiling)]) for tiling in tilings]
         results = await gather(*map(self._launcher.prepare, steps), return_exceptions=True)
         found = []
-        for spread, error in zip(spreads, results, strict=True):
+        for tiling, error in zip(tilings, results, strict=True):
             if error is None:
-                found.append(spread)
-            elif isinstance(error, ShaderError) and spread is not spreads[0]:
-                self._refuse(key, spread, f"it does not compile: {error}")
+                found.append(tiling)
+            elif isinstance(error, ShaderError) and tiling is not tilings[0]:
+                self._refuse(key, tiling, f"it does not compile: {error}")
             else:
                 raise error
         return found
 
-    async def _measure(self, launches: Sequence[Launch], spreads: Sequence[Spread]) -> dict[Spread, list[float]]:
+    async def _measure(self, launches: Sequence[Launch], tilings: Sequence[Tiling]) -> dict[Tiling, list[float]]:
         """Microseconds per launch, round by round, in turns; of those that are worth all the rounds."""
         count = await self._chain_length(launches)
-        chains = {spread: self._chain(launches, spread, count) for spread in spreads}
-        times: dict[Spread, list[float]] = {spread: [] for spread in spreads}
-        racing = list(spreads)
+        chains = {tiling: self._chain(launches, tiling, count) for tiling in tilings}
+        times: dict[Tiling, list[float]] = {tiling: [] for tiling in tilings}
+        racing = list(tilings)
         for number in range(ROUNDS):
-            for spread in racing[number % len(racing) :] + racing[: number % len(racing)]:
-                times[spread].append(await self._time(chains[spread], count))
+            for tiling in racing[number % len(racing) :] + racing[: number % len(racing)]:
+                times[tiling].append(await self._time(chains[tiling], count))
             if number + 1 == _TRIALS:
                 limit = _BEHIND * min(map(min, times.values()))
-                racing = [spread for spread in racing if spread is spreads[0] or min(times[spread]) <= limit]
-        return {spread: times[spread] for spread in racing}
+                racing = [tiling for tiling in racing if tiling is tilings[0] or min(times[tiling]) <= limit]
+        return {tiling: times[tiling] for tiling in racing}
 
     async def _chain_length(self, launches: Sequence[Launch]) -> int:
         """How many launches of the rule's choice take long enough to time: over all layers' weights, if they may."""
-        count, default = len(launches), spread_of(launches[0].variant)
+        count, default = len(launches), tiling_of(launches[0].variant)
         await self._time(self._chain(launches, default, count), count)  # the first is of a cold clock
         each = max(await self._time(self._chain(launches, default, count), count), CHAIN_US / _LONGEST)
         layers = min(len(launches), int(4 * CHAIN_US / each))
         return max(2, layers, int(CHAIN_US / each))
 
-    def _chain(self, launches: Sequence[Launch], spread: Spread, count: int) -> list["array[int]"]:
+    def _chain(self, launches: Sequence[Launch], tiling: Tiling, count: int) -> list["array[int]"]:
         """``count`` launches, layer after layer, as programs that can be submitted again and again."""
-        several = [respread(launch, spread) for launch in launches]
+        several = [retiled(launch, tiling) for launch in launches]
         step = self._step([several[i % len(several)] for i in range(count)])
         return [program.words for program in Assembly(self._launcher.context, step, whole=True).programs()]
 
@@ -211,13 +211,13 @@ class Autotuner:
 
     # ---- right or wrong ----------------------------------------------------------------------------------------------
 
-    async def _is_right(self, key: ProductKey, launch: Launch, spread: Spread) -> bool:
-        expected, found = await self._results(launch), await self._results(respread(launch, spread))
+    async def _is_right(self, key: ProductKey, launch: Launch, tiling: Tiling) -> bool:
+        expected, found = await self._results(launch), await self._results(retiled(launch, tiling))
         for wanted, got in zip(expected, found, strict=True):
             bound = tolerance(key.k) * max(map(abs, wanted))
             errors = differences(wanted, got)
             if not all(error <= bound for error in errors):  # a NaN is within no bound
-                self._refuse(key, spread, f"results differ by up to {max(errors):.2g}, {bound:.2g} is rounding.")
+                self._refuse(key, tiling, f"results differ by up to {max(errors):.2g}, {bound:.2g} is rounding.")
                 return False
         return True
 
@@ -237,8 +237,8 @@ class Autotuner:
             results[-1].frombytes(await self._launcher.peek(buffer, buffer.requested))
         return results
 
-    def _refuse(self, key: ProductKey, spread: Spread, reason: str) -> None:
-        self._outcome.refused.append(f"{key}, {spread}: {reason}")
+    def _refuse(self, key: ProductKey, tiling: Tiling, reason: str) -> None:
+        self._outcome.refused.append(f"{key}, {tiling}: {reason}")
 
     def _step(self, launches: Sequence[Launch]) -> Step:
         return Step(self._position, 1, 0, tuple(launches))

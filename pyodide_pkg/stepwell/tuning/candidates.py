@@ -6,36 +6,36 @@ from itertools import product
 from stepwell.kernels.fused import QUANTISED_BYTES, team_bytes
 from stepwell.kernels.kv import ceil_div
 from stepwell.kernels.products import QUAD_THREADS, key_of
-from stepwell.kernels.tuning import ProductKey, Spread, Tuning
+from stepwell.kernels.tuning import ProductKey, Tiling, Tuning
 from stepwell.step.recorder import Launch, Variant
 
 _AHEAD = (1, 2, 4, 8)  # blocks of weights
 _MOST_PER_QUAD = 16  # outputs of its threads: more take long to compile
 
 
-def respread(launch: Launch, spread: Spread) -> Launch:
-    """The same product on the same buffers, its work shared out as ``spread`` says."""
-    changed = asdict(spread)
+def retiled(launch: Launch, tiling: Tiling) -> Launch:
+    """The same product on the same buffers, its work shared out as ``tiling`` says."""
+    changed = asdict(tiling)
     constants = tuple((name, changed.get(name, value)) for name, value in launch.variant.constants)
-    workgroups = ceil_div(key_of(launch.variant).outputs, spread.outputs)
+    workgroups = ceil_div(key_of(launch.variant).outputs, tiling.outputs)
     return launch._replace(variant=Variant(launch.variant.kernel, constants), grid=(workgroups, 1, 1))
 
 
-def alternatives(key: ProductKey, default: Spread, tuning: Tuning) -> list[Spread]:
+def alternatives(key: ProductKey, default: Tiling, tuning: Tuning) -> list[Tiling]:
     """What to time for this product: the rule's choice, then others that can be compiled."""
     if key.kernel == "matvec":
         found = candidates(default, key.outputs, key.k, tuning)
     else:
         found = [replace(default, per=per) for per in _fewer_and_more(default.per)]
-    return [default, *(spread for spread in found if spread != default and fits(key, spread, tuning))]
+    return [default, *(tiling for tiling in found if tiling != default and fits(key, tiling, tuning))]
 
 
-def candidates(default: Spread, outputs: int, k: int, tuning: Tuning) -> list[Spread]:
+def candidates(default: Tiling, outputs: int, k: int, tuning: Tuning) -> list[Tiling]:
     """Neighbours of the rule's choice: half, the same and double of its width, outputs per thread and threads.
 
     And, with all these as they are, other numbers of blocks that are read ahead.
     """
-    found: dict[Spread, None] = {}  # in order
+    found: dict[Tiling, None] = {}  # in order
     for wide, per, threads in product(
         _around(default.wide), _around(default.per), _around(default.wide * default.splits)
     ):
@@ -44,19 +44,19 @@ def candidates(default: Spread, outputs: int, k: int, tuning: Tuning) -> list[Sp
         splits = max(unit, min(blocks, threads // wide // unit * unit))
         found[replace(default, wide=wide, per=per, splits=splits)] = None
     found |= {replace(default, ahead=ahead): None for ahead in _AHEAD}
-    return [spread for spread in found if spread.outputs <= max(outputs, default.outputs)]
+    return [tiling for tiling in found if tiling.outputs <= max(outputs, default.outputs)]
 
 
-def fits(key: ProductKey, spread: Spread, tuning: Tuning) -> bool:
+def fits(key: ProductKey, tiling: Tiling, tuning: Tuning) -> bool:
     """Whether the product can be compiled and run so: threads, whole subgroups, a workgroup's memory.
 
     The last part of ``matvec`` gives each output of the workgroup a thread, and pairs of outputs meet in one.
     """
-    wide, per, splits = spread.wide, spread.per, spread.splits
+    wide, per, splits = tiling.wide, tiling.per, tiling.splits
     if key.kernel != "matvec":
         return wide == QUAD_THREADS and splits == 1 and 1 <= per <= _MOST_PER_QUAD
     threads = wide * splits
-    if spread.arithmetic != key.arithmetic or not 1 <= spread.ahead <= max(_AHEAD):
+    if tiling.arithmetic != key.arithmetic or not 1 <= tiling.ahead <= max(_AHEAD):
         return False
     if min(wide, per, splits) < 1 or wide % 2 or per > splits or threads > tuning.decode_threads:
         return False

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any, get_args
 
 from stepwell.gpu.device import DeviceInfo
-from stepwell.kernels.tuning import ProductKey, Spread
+from stepwell.kernels.tuning import ProductKey, Tiling
 from stepwell.launch.selection import tuning_for
 from stepwell.tuning.candidates import fits
 
@@ -27,9 +27,13 @@ _PARTS = re.compile(r"{%\s*(?:import|include)\s*\"([\w.]+)\"")
 class Choice:
     """A measured choice, and how long a launch takes with it and with the rule's, in microseconds."""
 
-    spread: Spread
+    tiling: Tiling
     us: float
     default_us: float
+
+    def row(self) -> dict[str, Any]:
+        """The choice as plain data; the text and the page know its tiling as ``spread``."""
+        return {"spread": asdict(self.tiling), "us": self.us, "default_us": self.default_us}
 
 
 def template(name: str) -> str:
@@ -55,11 +59,11 @@ def adapter_id(info: DeviceInfo) -> dict[str, object]:
 
 
 class Remembered:
-    """The choices of one adapter.  ``spreads`` is what a ``Tuning`` looks them up in: it changes as they do."""
+    """The choices of one adapter.  ``tilings`` is what a ``Tuning`` looks them up in: it changes as they do."""
 
     def __init__(self, info: DeviceInfo) -> None:
         self.choices: dict[ProductKey, Choice] = {}
-        self.spreads: dict[ProductKey, Spread] = {}
+        self.tilings: dict[ProductKey, Tiling] = {}
         self._info = info
         self._others: list[dict[str, Any]] = []  # entries of other adapters, as they were
 
@@ -86,9 +90,9 @@ class Remembered:
         for key, choice in measured.items():
             if choice is None:
                 self.choices.pop(key, None)
-                self.spreads.pop(key, None)
+                self.tilings.pop(key, None)
             else:
-                self.choices[key], self.spreads[key] = choice, choice.spread
+                self.choices[key], self.tilings[key] = choice, choice.tiling
 
     def text(self) -> str:
         """For the host to keep, with what it kept for other adapters."""
@@ -98,20 +102,20 @@ class Remembered:
 
     def rows(self, keys: Iterable[ProductKey]) -> list[dict[str, Any]]:
         """Plain data of the choices for ``keys``, where there are any."""
-        return [{**key._asdict(), **asdict(self.choices[key])} for key in keys if key in self.choices]
+        return [{**key._asdict(), **self.choices[key].row()} for key in keys if key in self.choices]
 
     def _choice(self, row: Mapping[str, Any]) -> tuple[ProductKey | None, Choice | None]:
         """A row of the document; None for what is not one that this device can run."""
         try:
             key = ProductKey(*(_typed(row[name], kind) for name, kind in ProductKey.__annotations__.items()))
-            spread = Spread(**{field.name: _typed(row["spread"][field.name], field.type) for field in fields(Spread)})
+            tiling = Tiling(**{field.name: _typed(row["spread"][field.name], field.type) for field in fields(Tiling)})
             times = [_time(row[name]) for name in ("us", "default_us")]
         except (TypeError, KeyError, ValueError):
             return None, None
         tuning = replace(tuning_for(self._info), subgroup=key.subgroup if key.kernel == "matvec" else 0)
-        if key.kernel not in _KERNELS or not fits(key, spread, tuning):
+        if key.kernel not in _KERNELS or not fits(key, tiling, tuning):
             return None, None
-        return key, Choice(spread, *times)
+        return key, Choice(tiling, *times)
 
 
 def _typed(value: Any, kind: Any) -> Any:

@@ -19,8 +19,8 @@ ALTERNATIVES = """
 from base64 import b64decode
 from stepwell import BufferPool, open_device
 from stepwell.tuning.autotune import Autotuner, differences, tolerance
-from stepwell.tuning.candidates import alternatives, respread
-from stepwell.kernels.products import spread_of
+from stepwell.tuning.candidates import alternatives, retiled
+from stepwell.kernels.products import tiling_of
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
 from stepwell.models.llama import DecoderModel
@@ -37,15 +37,15 @@ async def main(args):
         tuner._deadline_ms = float("inf")
         rows = []
         for key, (launch, *_) in tuner._products().items():
-            default = spread_of(launch.variant)
-            spreads = await tuner._compiled(key, launch, alternatives(key, default, launcher.tuning))
+            default = tiling_of(launch.variant)
+            tilings = await tuner._compiled(key, launch, alternatives(key, default, launcher.tuning))
             expected = await tuner._results(launch)
-            for spread in spreads[1:]:
+            for tiling in tilings[1:]:
                 worst = 0.0
-                for wanted, got in zip(expected, await tuner._results(respread(launch, spread))):
+                for wanted, got in zip(expected, await tuner._results(retiled(launch, tiling))):
                     error = max(differences(wanted, got), default=0.0)
                     worst = max(worst, error / (tolerance(key.k) * max(map(abs, wanted))))
-                rows.append([key.kernel, key.before + " " + key.after, str(spread), worst])
+                rows.append([key.kernel, key.before + " " + key.after, str(tiling), worst])
         tuner.close()
         return {"rows": rows, "refused": tuner._outcome.refused}
     finally:
@@ -74,7 +74,7 @@ def test_every_alternative_gives_the_same_but_for_rounding(
     rows = found["rows"]
     assert {name for name, *_ in rows} == {kernel}
     assert len({product for _, product, *_ in rows}) == (5 if kernel == "matvec" else 3)
-    assert all(("dot4" in spread) == ("dot4" in options) for *_, spread, _ in rows)
+    assert all(("dot4" in tiling) == ("dot4" in options) for *_, tiling, _ in rows)
     assert len(rows) >= 10
     worst = max(share for *_, share in rows)
     print(f"{options}: {len(rows)} alternatives, at most {worst:.1%} of the tolerance")
@@ -97,14 +97,14 @@ def other_choices(text: str, record: dict[str, Any]) -> str:
         "us": 9.5,
         "default_us": 10.5,
     }
-    spread = {"wide": 4, "splits": 1, "ahead": 0, "arithmetic": "f32"}
+    tiling = {"wide": 4, "splits": 1, "ahead": 0, "arithmetic": "f32"}
     shapes = [
         ("plain", "u4m", 576, 960), ("residual", "u4m", 576, 576), ("swiglu", "u4m", 576, 3072),
         ("residual", "u4m", 1536, 576), ("plain", "u8", 576, 49152),
     ]  # fmt: skip
     own["choices"] = [
         {**shared, "after": after, "format": kind, "k": k, "n": n,
-         "spread": {**spread, "per": PER.get(after, 6)}}
+         "spread": {**tiling, "per": PER.get(after, 6)}}
         for after, kind, k, n in shapes
     ]  # fmt: skip
     return json.dumps(document)

@@ -10,7 +10,7 @@ import pytest
 from stepwell.gpu.device import DeviceInfo
 from stepwell.gpu.fake_device import FAKE_INFO
 from stepwell.gpu.source import FileSource
-from stepwell.kernels.tuning import ProductKey, Spread, Tuning
+from stepwell.kernels.tuning import ProductKey, Tiling, Tuning
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
 from stepwell.memory.pool import BufferPool
@@ -52,7 +52,7 @@ def run(work: Awaitable[Outcome]) -> Outcome:
     return asyncio.run(work)  # type: ignore[arg-type]
 
 
-def flat(key: ProductKey, spread: Spread) -> float:
+def flat(key: ProductKey, tiling: Tiling) -> float:
     return 20.0
 
 
@@ -67,11 +67,11 @@ def test_without_a_difference_the_rule_stays(file: Path) -> None:
 
 
 def test_the_fastest_is_chosen_for_each_product(file: Path) -> None:
-    device = TimedDevice(lambda key, spread: 20 + abs(spread.wide - (16 if key.after == "swiglu" else 4)) + spread.per)
+    device = TimedDevice(lambda key, tiling: 20 + abs(tiling.wide - (16 if key.after == "swiglu" else 4)) + tiling.per)
     outcome = run(tuned(device, file))
     for key, choice in outcome.measured.items():
         assert choice is not None
-        assert (choice.spread.wide, choice.spread.per) == (16 if key.after == "swiglu" else 4, 1)
+        assert (choice.tiling.wide, choice.tiling.per) == (16 if key.after == "swiglu" else 4, 1)
         assert choice.us == pytest.approx(2100)
         assert choice.default_us > choice.us
     assert {(key.before, key.after) for key in outcome.measured} == {
@@ -81,7 +81,7 @@ def test_the_fastest_is_chosen_for_each_product(file: Path) -> None:
 
 @pytest.mark.parametrize("gain", [0.5, 2.0])
 def test_a_gain_below_the_margin_is_none(file: Path, gain: float) -> None:
-    device = TimedDevice(lambda key, spread: 20 * (1 - gain * MARGIN * (spread.wide == 4)))
+    device = TimedDevice(lambda key, tiling: 20 * (1 - gain * MARGIN * (tiling.wide == 4)))
     outcome = run(tuned(device, file))
     assert all((choice is not None) == (gain > 1) for choice in outcome.measured.values())
 
@@ -102,36 +102,36 @@ def test_what_counts_as_faster(times: list[float], faster: bool) -> None:
 
 
 def test_one_that_is_wrong_is_refused_by_name_and_the_next_is_taken(file: Path) -> None:
-    device = TimedDevice(lambda key, spread: 10.0 * spread.wide)
-    device.wrong = lambda spread: 0.01 * (spread.wide == 4 and spread.per == 1)
+    device = TimedDevice(lambda key, tiling: 10.0 * tiling.wide)
+    device.wrong = lambda tiling: 0.01 * (tiling.wide == 4 and tiling.per == 1)
     outcome = run(tuned(device, file))
     assert all(
-        choice is None or (choice.spread.wide, choice.spread.per) != (4, 1) for choice in outcome.measured.values()
+        choice is None or (choice.tiling.wide, choice.tiling.per) != (4, 1) for choice in outcome.measured.values()
     )
     assert any("wide=4, per=1" in text and "differ by up to 0.01" in text for text in outcome.refused)
-    assert any(choice is not None and choice.spread.wide == 4 for choice in outcome.measured.values())
+    assert any(choice is not None and choice.tiling.wide == 4 for choice in outcome.measured.values())
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 3 * tolerance(512)])
 def test_nothing_wrong_is_ever_taken(file: Path, wrong: float) -> None:
-    device = TimedDevice(lambda key, spread: 10.0 * spread.wide)
-    device.wrong = lambda spread: wrong * (spread.wide == 4) if wrong == wrong else (wrong if spread.wide == 4 else 0)
+    device = TimedDevice(lambda key, tiling: 10.0 * tiling.wide)
+    device.wrong = lambda tiling: wrong * (tiling.wide == 4) if wrong == wrong else (wrong if tiling.wide == 4 else 0)
     outcome = run(tuned(device, file))
-    assert all(choice is None or choice.spread.wide != 4 for choice in outcome.measured.values())
+    assert all(choice is None or choice.tiling.wide != 4 for choice in outcome.measured.values())
     assert outcome.refused
 
 
 def test_rounding_is_not_wrong(file: Path) -> None:
-    device = TimedDevice(lambda key, spread: 10.0 * spread.wide)
-    device.wrong = lambda spread: 0.1 * tolerance(256) * (spread.wide == 4)
+    device = TimedDevice(lambda key, tiling: 10.0 * tiling.wide)
+    device.wrong = lambda tiling: 0.1 * tolerance(256) * (tiling.wide == 4)
     outcome = run(tuned(device, file))
     assert outcome.refused == []
-    assert all(choice is not None and choice.spread.wide == 4 for choice in outcome.measured.values())
+    assert all(choice is not None and choice.tiling.wide == 4 for choice in outcome.measured.values())
 
 
 def test_one_that_does_not_compile_is_refused(file: Path) -> None:
-    device = TimedDevice(lambda key, spread: 10.0 * spread.wide)
-    device.broken = lambda spread: spread.wide == 4
+    device = TimedDevice(lambda key, tiling: 10.0 * tiling.wide)
+    device.broken = lambda tiling: tiling.wide == 4
     outcome = run(tuned(device, file))
     assert outcome.complete
     assert all(choice is None for choice in outcome.measured.values())
@@ -141,7 +141,7 @@ def test_one_that_does_not_compile_is_refused(file: Path) -> None:
 
 def test_the_time_is_kept_and_what_was_found_stays(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the clock of the device: one product needs more than 20 candidates x 2 rounds x 10 ms."""
-    device = TimedDevice(lambda key, spread: 20.0 + spread.wide)
+    device = TimedDevice(lambda key, tiling: 20.0 + tiling.wide)
     monkeypatch.setattr(autotune, "now_ms", lambda: device.clock.us / 1000)
     outcome = run(tuned(device, file, budget_ms=1000))
     assert not outcome.complete
@@ -155,10 +155,10 @@ def test_the_time_is_kept_and_what_was_found_stays(file: Path, monkeypatch: pyte
 def test_cancelling_keeps_what_was_found(file: Path) -> None:
     tuners: list[Autotuner] = []
 
-    def cost(key: ProductKey, spread: Spread) -> float:
+    def cost(key: ProductKey, tiling: Tiling) -> float:
         if key.after == "rope":
             tuners[0].cancel()
-        return 20.0 + spread.wide
+        return 20.0 + tiling.wide
 
     outcome = run(tuned(TimedDevice(cost), file, act=tuners.append))
     assert tuners[0].cancelled
@@ -172,18 +172,18 @@ def test_without_a_clock_on_the_gpu_time_is_taken_outside(
     file: Path, monkeypatch: pytest.MonkeyPatch, immediate_bytes: int
 ) -> None:
     info = DeviceInfo("acme", "gpu", "", False, LIMITS, frozenset({"subgroups"}), 32, 32, immediate_bytes)
-    device = TimedDevice(lambda key, spread: 10.0 * spread.wide, info)
+    device = TimedDevice(lambda key, tiling: 10.0 * tiling.wide, info)
     monkeypatch.setattr(autotune, "now_ms", lambda: device.clock.us / 1000)
     outcome = run(tuned(device, file))
-    assert all(choice is not None and choice.spread.wide == 4 for choice in outcome.measured.values())
+    assert all(choice is not None and choice.tiling.wide == 4 for choice in outcome.measured.values())
 
 
 def test_the_kernels_of_cpu_adapters_are_tuned_by_outputs_per_thread(file: Path) -> None:
-    device = TimedDevice(lambda key, spread: 40.0 - spread.per, FAKE_INFO)
+    device = TimedDevice(lambda key, tiling: 40.0 - tiling.per, FAKE_INFO)
     outcome = run(tuned(device, file))
     assert len(outcome.measured) == PRODUCTS
-    found = {key.after: choice.spread if choice else None for key, choice in outcome.measured.items()}
-    assert found == {"swiglu": Spread(4, 10, 1), "residual": Spread(4, 16, 1), "plain": Spread(4, 16, 1)}
+    found = {key.after: choice.tiling if choice else None for key, choice in outcome.measured.items()}
+    assert found == {"swiglu": Tiling(4, 10, 1), "residual": Tiling(4, 16, 1), "plain": Tiling(4, 16, 1)}
     assert {key.kernel for key in outcome.measured} == {"matmul_quad"}
 
 
@@ -191,34 +191,34 @@ def test_candidates_can_be_compiled() -> None:
     tuning = Tuning("split", False, 4, 64, 64, 256, 64, subgroup=32, workgroup_bytes=32768)
     for after, k, n in (("swiglu", 3072, 16384), ("rope", 2048, 3072), ("plain", 3072, 200064)):
         key = ProductKey("matvec", "norm", after, "u4", k, n, 32)
-        default = Spread(8, 1, 64, 4)
+        default = Tiling(8, 1, 64, 4)
         found = alternatives(key, default, tuning)
         assert found[0] == default
         assert len(set(found)) == len(found) > 8
-        for spread in found:
-            threads = spread.wide * spread.splits
-            assert fits(key, spread, tuning)
+        for tiling in found:
+            threads = tiling.wide * tiling.splits
+            assert fits(key, tiling, tuning)
             assert threads % 32 == 0
             assert threads <= 512
-            assert spread.per <= spread.splits
-    assert not fits(key, Spread(8, 1, 3, 1), tuning)  # no whole subgroup
-    assert not fits(key, Spread(8, 8, 4, 1), tuning)  # fewer threads than outputs
-    assert not fits(key, Spread(1, 1, 32, 1), tuning)  # half a pair
+            assert tiling.per <= tiling.splits
+    assert not fits(key, Tiling(8, 1, 3, 1), tuning)  # no whole subgroup
+    assert not fits(key, Tiling(8, 8, 4, 1), tuning)  # fewer threads than outputs
+    assert not fits(key, Tiling(1, 1, 32, 1), tuning)  # half a pair
 
 
 def test_candidates_read_ahead_and_leave_the_arithmetic_to_the_rule() -> None:
     tuning = Tuning("split", False, 4, 64, 64, 256, 64, subgroup=32, workgroup_bytes=32768, dot4=True)
     key = ProductKey("matvec", "norm", "plain", "u4", 3072, 4096, 32, "dot4")
-    found = alternatives(key, Spread(8, 1, 64, 4, "dot4"), tuning)
-    assert {spread.arithmetic for spread in found} == {"dot4"}
-    assert {spread.ahead for spread in found if (spread.wide, spread.per, spread.splits) == (8, 1, 64)} == {
+    found = alternatives(key, Tiling(8, 1, 64, 4, "dot4"), tuning)
+    assert {tiling.arithmetic for tiling in found} == {"dot4"}
+    assert {tiling.ahead for tiling in found if (tiling.wide, tiling.per, tiling.splits) == (8, 1, 64)} == {
         1,
         2,
         4,
         8,
     }
-    assert not fits(key, Spread(8, 1, 64, 1), tuning)
-    assert not fits(key, Spread(8, 1, 64, 0, "dot4"), tuning)
-    assert not fits(key, Spread(8, 1, 64, 9, "dot4"), tuning)
-    assert fits(key._replace(k=12288), Spread(8, 1, 64, 4, "dot4"), tuning)  # 30 KiB of x
-    assert not fits(key._replace(k=13312), Spread(8, 1, 64, 4, "dot4"), tuning)  # 32.5 KiB
+    assert not fits(key, Tiling(8, 1, 64, 1), tuning)
+    assert not fits(key, Tiling(8, 1, 64, 0, "dot4"), tuning)
+    assert not fits(key, Tiling(8, 1, 64, 9, "dot4"), tuning)
+    assert fits(key._replace(k=12288), Tiling(8, 1, 64, 4, "dot4"), tuning)  # 30 KiB of x
+    assert not fits(key._replace(k=13312), Tiling(8, 1, 64, 4, "dot4"), tuning)  # 32.5 KiB

@@ -9,7 +9,7 @@ import pytest
 
 from harness.page import record as records
 from stepwell.gpu.source import FileSource
-from stepwell.kernels.tuning import ProductKey, Spread
+from stepwell.kernels.tuning import ProductKey, Tiling
 from tests.support.tuning_lab import PRODUCTS, TimedDevice, write_model
 from tests.unit.page.test_frontend import Page
 
@@ -17,8 +17,8 @@ RUN = {"prompt_ids": [1, 2, 3], "tokens": 4, "ignore_eos": True}
 TUNE = {**RUN, "tune": True, "tune_ms": 60_000}
 
 
-def slow_when_wide(key: ProductKey, spread: Spread) -> float:
-    return 10.0 * spread.wide
+def slow_when_wide(key: ProductKey, tiling: Tiling) -> float:
+    return 10.0 * tiling.wide
 
 
 class TunedPage(Page):
@@ -95,10 +95,10 @@ def test_corrupt_text_is_a_notice_and_the_next_tuning_replaces_it(model: Path) -
 def test_stop_ends_tuning_and_the_run_and_keeps_what_was_found(model: Path) -> None:
     stopping: list[TunedPage] = []
 
-    def cost(key: ProductKey, spread: Spread) -> float:
+    def cost(key: ProductKey, tiling: Tiling) -> float:
         if key.after == "rope":
             stopping[0].frontend.cancel()
-        return slow_when_wide(key, spread)
+        return slow_when_wide(key, tiling)
 
     stopping.append(page := TunedPage(model, TimedDevice(cost)))
     (record,) = page.run(TUNE)
@@ -114,7 +114,7 @@ def test_stop_ends_tuning_and_the_run_and_keeps_what_was_found(model: Path) -> N
 def test_a_device_that_dies_while_it_is_tuned_is_an_error_and_the_page_goes_on(model: Path) -> None:
     devices: list[TimedDevice] = []
 
-    def cost(key: ProductKey, spread: Spread) -> float:
+    def cost(key: ProductKey, tiling: Tiling) -> float:
         devices[0].lose()
         return 1.0
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepwell.gpu.device import DeviceInfo
-from stepwell.kernels.tuning import ProductKey, Spread
+from stepwell.kernels.tuning import ProductKey, Tiling
 from stepwell.tuning import remembered
 from stepwell.tuning.remembered import Choice, Remembered, kernels_version
 
@@ -16,7 +16,7 @@ LIMITS = {"maxComputeInvocationsPerWorkgroup": 1024, "maxComputeWorkgroupStorage
 GPU = DeviceInfo("acme", "gen-9", "", False, LIMITS, frozenset(), 32, 32)
 DOWN = ProductKey("matvec", "plain", "residual", "u4m", 1536, 576, 32)
 LOGITS = ProductKey("matvec", "norm", "plain", "u8", 576, 49152, 32)
-CHOICES = {DOWN: Choice(Spread(16, 2, 4, 1), 8.5, 10.0), LOGITS: Choice(Spread(8, 1, 16, 4), 30.25, 31.5)}
+CHOICES = {DOWN: Choice(Tiling(16, 2, 4, 1), 8.5, 10.0), LOGITS: Choice(Tiling(8, 1, 16, 4), 30.25, 31.5)}
 
 
 def kept(info: DeviceInfo = GPU, choices: Mapping[ProductKey, Choice | None] = CHOICES, before: str = "") -> str:
@@ -37,17 +37,17 @@ def test_what_is_kept_is_found_again() -> None:
     found, notices = read(kept())
     assert notices == []
     assert found.choices == CHOICES
-    assert found.spreads == {key: choice.spread for key, choice in CHOICES.items()}
+    assert found.tilings == {key: choice.tiling for key, choice in CHOICES.items()}
     assert found.text() == kept()
 
 
 def test_a_table_that_is_in_use_follows() -> None:
     found = Remembered(GPU)
-    table = found.spreads
+    table = found.tilings
     found.read(kept())
-    assert table[DOWN] == Spread(16, 2, 4, 1)
-    found.learn({DOWN: None, LOGITS: Choice(Spread(32, 1, 8, 2), 20.0, 31.0)})
-    assert table == {LOGITS: Spread(32, 1, 8, 2)}
+    assert table[DOWN] == Tiling(16, 2, 4, 1)
+    found.learn({DOWN: None, LOGITS: Choice(Tiling(32, 1, 8, 2), 20.0, 31.0)})
+    assert table == {LOGITS: Tiling(32, 1, 8, 2)}
     found.learn({ProductKey("matvec", "plain", "plain", "u4", 64, 64, 32): None})
     assert list(found.choices) == [LOGITS]
 
@@ -59,9 +59,9 @@ def test_another_adapter_has_its_own(change: dict[str, Any]) -> None:
     other = replace(GPU, **change)
     found, notices = read(kept(), other)
     assert (found.choices, notices) == ({}, [])
-    both = kept(other, {DOWN: Choice(Spread(4, 1, 32, 1), 7.0, 9.0)}, before=kept())
+    both = kept(other, {DOWN: Choice(Tiling(4, 1, 32, 1), 7.0, 9.0)}, before=kept())
     assert read(both)[0].choices == CHOICES
-    assert read(both, other)[0].spreads == {DOWN: Spread(4, 1, 32, 1)}
+    assert read(both, other)[0].tilings == {DOWN: Tiling(4, 1, 32, 1)}
     assert json.loads(kept(choices={DOWN: None}, before=both))["adapters"][0]["adapter"]["vendor"] == other.vendor
 
 
@@ -123,5 +123,5 @@ def test_a_choice_that_cannot_be_run_is_left_out(path: tuple[str, ...], value: o
 def test_choices_of_a_larger_device_are_left_out_on_a_smaller_one() -> None:
     small = replace(GPU, limits={"maxComputeInvocationsPerWorkgroup": 64, "maxComputeWorkgroupStorageSize": 16384})
     found, notices = read(kept(), small)
-    assert found.spreads == {DOWN: Spread(16, 2, 4, 1)}
+    assert found.tilings == {DOWN: Tiling(16, 2, 4, 1)}
     assert len(notices) == 1
