@@ -47,7 +47,7 @@ def tolerance(k: int) -> float:
 
 
 @dataclass(slots=True)
-class Outcome:
+class TuningOutcome:
     """``measured``: the choice for every product that was measured, None where the rule's is kept.
 
     ``refused``: a sentence for each candidate that was faster but wrong, or could not be compiled.
@@ -85,7 +85,7 @@ class Autotuner:
         self._launcher = Launcher(launcher.device, launcher.pool, options)
         self._scratch = _Scratch(self._launcher)
         self._stamps = _TIMESTAMPS in launcher.device.info.features
-        self._outcome = Outcome()
+        self._outcome = TuningOutcome()
         self._deadline_ms = 0.0
         self._position = min(_POSITION, model.config.context_length - 1)
         self.cancelled = False
@@ -100,7 +100,7 @@ class Autotuner:
         self._launcher.close()
         self._launcher.pool.flush()
 
-    async def run(self, progress: Callable[[int, int], None] = lambda done, total: None) -> Outcome:
+    async def run(self, progress: Callable[[int, int], None] = lambda done, total: None) -> TuningOutcome:
         """Measure product after product, those with most weights first, as long as the time lasts.
 
         ``progress`` gets (products done, products in total).  Raises what the device raises.

@@ -16,7 +16,7 @@ from stepwell.launch.options import LaunchOptions
 from stepwell.memory.pool import BufferPool
 from stepwell.models.llama import DecoderModel
 from stepwell.tuning import autotune
-from stepwell.tuning.autotune import MARGIN, Autotuner, Outcome, is_faster, tolerance
+from stepwell.tuning.autotune import MARGIN, Autotuner, TuningOutcome, is_faster, tolerance
 from stepwell.tuning.candidates import alternatives, fits
 from stepwell.weights.gguf import read_gguf
 from tests.support.tuning_lab import LIMITS, PRODUCTS, TimedDevice, write_model
@@ -29,7 +29,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def tuned(
     device: TimedDevice, file: Path, budget_ms: float = 1e9, act: Callable[[Autotuner], Any] = lambda tuner: None
-) -> Outcome:
+) -> TuningOutcome:
     """Tune the model of ``file``; afterwards nothing but the model is left on the device."""
     pool = BufferPool(device)
     launcher = Launcher(device, pool, LaunchOptions())
@@ -48,7 +48,7 @@ async def tuned(
     return outcome
 
 
-def run(work: Awaitable[Outcome]) -> Outcome:
+def run(work: Awaitable[TuningOutcome]) -> TuningOutcome:
     return asyncio.run(work)  # type: ignore[arg-type]
 
 
