@@ -17,7 +17,7 @@ from stepwell.models.rope import read_factors, rope_turns
 from stepwell.models.steps import Steps
 from stepwell.weights.gguf import GgufFile
 from stepwell.weights.loader import Weights, load_weights
-from stepwell.weights.synthetic import Plan, make_weights, plan_weights
+from stepwell.weights.synthetic import WeightPlan, make_weights, plan_weights
 
 
 class DecoderModel:
@@ -81,7 +81,7 @@ class DecoderModel:
         turns = launcher.pool.acquire(len(table), Role.WEIGHTS, "rope turns")
         try:
             launcher.device.write_buffer(turns.id, 0, table)
-            weights = await make_weights(plan_of(config, kind), launcher, progress)
+            weights = await make_weights(weight_plan(config, kind), launcher, progress)
         except BaseException:
             launcher.pool.release(turns)
             launcher.pool.flush()
@@ -89,7 +89,7 @@ class DecoderModel:
         return cls(config, weights, launcher, turns)
 
 
-def plan_of(config: DecoderConfig, kind: str) -> Plan:
+def weight_plan(config: DecoderConfig, kind: str) -> WeightPlan:
     """What random weights of this shape are made of."""
     return plan_weights(kind, expected_tensors(config), matrices(config), vectors(config))
 

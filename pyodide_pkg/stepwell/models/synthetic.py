@@ -20,9 +20,9 @@ from stepwell.kernels.layouts import LAYOUT_OF_FORMAT
 from stepwell.launch.launcher import Launcher
 from stepwell.models import ARCHITECTURES
 from stepwell.models.config import DecoderConfig, expected_tensors
-from stepwell.models.llama import DecoderModel, plan_of
+from stepwell.models.llama import DecoderModel, weight_plan
 from stepwell.models.phi3 import Phi3Config, attention_factor
-from stepwell.weights.synthetic import Plan
+from stepwell.weights.synthetic import WeightPlan
 
 PREFIX = "synthetic:"
 DEFAULT_FORMAT = "Q4_0"
@@ -143,8 +143,8 @@ class Synthetic:
         return SHAPES[self.shape].config
 
     @property
-    def plan(self) -> Plan:
-        return plan_of(self.config, self.kind)
+    def weight_plan(self) -> WeightPlan:
+        return weight_plan(self.config, self.kind)
 
     @property
     def tensor_types(self) -> dict[str, int]:
@@ -157,7 +157,7 @@ class Synthetic:
 
     def lacks(self, limits: Mapping[str, int]) -> tuple[str, str, int] | None:
         """The limit that a buffer of this model exceeds, the buffer, and its bytes; None: it fits."""
-        buffers = self.plan.buffers
+        buffers = self.weight_plan.buffers
         largest = max(buffers, key=lambda name: buffers[name])
         for limit in _LIMITS:
             if buffers[largest] > limits[limit]:

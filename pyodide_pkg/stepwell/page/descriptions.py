@@ -38,7 +38,7 @@ def describe_synthetic() -> list[dict[str, Any]]:
     rows = []
     for shape, found in SHAPES.items():
         model = Synthetic(shape)
-        plan = model.plan
+        plan = model.weight_plan
         sizes = {kind: plan.nbytes_in(LAYOUT_OF_FORMAT[kind]) for kind in formats}
         rows.append({"name": model.choice, "title": found.title, "sizes": sizes})
     return rows

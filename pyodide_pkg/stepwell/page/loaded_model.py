@@ -121,7 +121,7 @@ async def make_model(synthetic: Synthetic, launcher: Launcher, outbox: Outbox) -
     """A synthetic model, its weights made on the GPU; the page is told how far it is."""
     outbox.enter("weights", f"Making {synthetic.name}")
     model = await synthetic.make(launcher, outbox.progress("bytes"))
-    nbytes, types = synthetic.plan.nbytes, synthetic.tensor_types
+    nbytes, types = synthetic.weight_plan.nbytes, synthetic.tensor_types
     return LoadedModel(synthetic.name, None, synthetic.architecture, nbytes, types, model, PlainTokenizer(), None)
 
 

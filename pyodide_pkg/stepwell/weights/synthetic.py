@@ -24,7 +24,7 @@ BATCH_BYTES = 128 << 20  # between two reports of progress
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WeightPlan:
     """What is to be made, before anything is: the matrices (names, rows, columns) and vectors (name, values)."""
 
     layout: MatrixLayout
@@ -57,7 +57,7 @@ def plan_weights(
     tensors: Mapping[str, tuple[int, ...]],
     matrices: Mapping[str, tuple[str, ...]],
     vectors: Mapping[str, str],
-) -> Plan:
+) -> WeightPlan:
     """``kind`` is a tensor format of files, whose layout all matrices get; the tables are those of an architecture.
 
     ``tensors`` are shapes (inputs, outputs).  Raises Unsupported for a format that there is not, and for rows that are
@@ -74,10 +74,10 @@ def plan_weights(
         if columns % BLOCK:
             raise Unsupported(f"{called[0]} has rows of {columns} weights; multiples of {BLOCK} are supported.")
         found.append((tuple(called), sum(tensors[part][1] for part in parts), columns))
-    return Plan(LAYOUT_OF_FORMAT[kind], found, {name: tensors[tensor][0] for name, tensor in vectors.items()})
+    return WeightPlan(LAYOUT_OF_FORMAT[kind], found, {name: tensors[tensor][0] for name, tensor in vectors.items()})
 
 
-async def make_weights(plan: Plan, launcher: Launcher, progress: Progress | None = None) -> Weights:
+async def make_weights(plan: WeightPlan, launcher: Launcher, progress: Progress | None = None) -> Weights:
     """Make what ``plan`` says.  ``progress`` gets (bytes done, bytes in total).
 
     Raises what the pool and the device raise; then every buffer is given back.
@@ -93,7 +93,7 @@ async def make_weights(plan: Plan, launcher: Launcher, progress: Progress | None
 
 
 class _Maker:
-    def __init__(self, plan: Plan, launcher: Launcher) -> None:
+    def __init__(self, plan: WeightPlan, launcher: Launcher) -> None:
         self._plan, self._launcher, self._pool = plan, launcher, launcher.pool
         self._ops = Ops(launcher.tuning)
         self._held: list[Buffer] = []

@@ -96,11 +96,11 @@ def test_shapes_have_the_published_numbers_of_parameters(shape: str, parameters:
 
 def test_a_plan_counts_every_weight_once() -> None:
     model = Synthetic("llama-3.2-1b")
-    plan = model.plan
+    plan = model.weight_plan
     weights = sum(math.prod(tensor) for tensor in expected_tensors(model.config).values() if len(tensor) == 2)
     assert sum(n * k for _, n, k in plan.matrices) == weights
     assert plan.nbytes == sum(plan.buffers.values()) == weights * 5 // 8 + 4 * 33 * 2048  # u4: 4 bits, an f32 per 32
-    assert plan.nbytes_in(LAYOUT_OF_FORMAT["Q6_K"]) == Synthetic("llama-3.2-1b", "Q6_K").plan.nbytes
+    assert plan.nbytes_in(LAYOUT_OF_FORMAT["Q6_K"]) == Synthetic("llama-3.2-1b", "Q6_K").weight_plan.nbytes
     assert [names for names, *_ in plan.matrices if "output" in names] == [("token_embd", "output")]
     assert model.tensor_types == {"Q4_0": 1 + 16 * 7, "F32": 33}
 
@@ -158,7 +158,7 @@ def test_every_format_is_made_and_described(kind: str) -> None:
     assert page.play(f"synthetic:tiny:{kind}") == []
     assert page.of("error") == []
     (model,) = (message["model"] for message in page.of("model"))
-    plan = Synthetic("tiny", kind).plan
+    plan = Synthetic("tiny", kind).weight_plan
     assert model["bytes"] == plan.nbytes
     assert (model["sha256"], model["architecture"], model["layers"]) == (None, "llama", 2)
     assert sum(model["tensor_types"].values()) == len(expected_tensors(TINY.config))
