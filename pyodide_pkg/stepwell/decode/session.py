@@ -227,7 +227,7 @@ class DecodeSession:
         """Whether with ``end`` positions a sequence needs other frequencies of rotation than those that its cached keys
         have: then all of it is read once more.
         """
-        switch = self._model.switch
+        switch = self._model.switch_position
         return switch is not None and 0 < self.length <= switch < end
 
     async def _alone(self, ids: Sequence[int], run: Run, end: int, index: int, *, last: bool) -> bytes:
@@ -267,7 +267,7 @@ class DecodeSession:
     async def _issue_ahead(self, before: TokenEvent, run: Run) -> None:
         flights, stepper = self._flights, self._stepper
         while not self._cancelled and before.index + 1 + len(flights) < run.generation.max_tokens:
-            if self._cache.end >= self._context or self._cache.end == self._model.switch:
+            if self._cache.end >= self._context or self._cache.end == self._model.switch_position:
                 return
             if flights and (len(flights) > run.depth or stepper.wants_record):
                 return

@@ -41,15 +41,15 @@ class FusedOps:
         most = self.tuning.attention_shares
         return 2 * most if heads.kv_heads <= 4 else most
 
-    def rope_turns(self, rec: Recorder, digits: Buffer, turns: Buffer, heads: Heads, long_from: int = 0) -> None:
-        """turns[pair] = the rotation of the step's position; ``long_from`` as in ``Ops.rope_append``."""
+    def rope_turns(self, rec: Recorder, digits: Buffer, rotations: Buffer, heads: Heads, long_from: int = 0) -> None:
+        """rotations[pair] = the rotation of the step's position; ``long_from`` as in ``Ops.rope_append``."""
         threads = self.tuning.elementwise_threads
         constants = (*heads.rope_constants(long_from), ("threads", threads))
         grid = (ceil_div(heads.rope_dim // 2, threads), 1, 1)
-        rec.launch(Variant("rope_turns", constants), (digits, turns), grid, "rope_turns", _SHAPE)
+        rec.launch(Variant("rope_turns", constants), (digits, rotations), grid, "rope_turns", _SHAPE)
 
     def norm_qkv(
-        self, rec: Recorder, x: Buffer, weight: Buffer, eps: float, matrix: Matrix, turns: Buffer, q: Buffer,
+        self, rec: Recorder, x: Buffer, weight: Buffer, eps: float, matrix: Matrix, rotations: Buffer, q: Buffer,
         kv: LayerKV, heads: Heads,
     ) -> None:  # fmt: skip
         """q = the rotated queries of RMSNorm(x); k and v go to the layer's cache at the step's position."""
@@ -57,7 +57,7 @@ class FusedOps:
             ("before", "norm"), ("eps", eps), ("after", "rope"), *heads.constants(), ("rope_dim", heads.rope_dim),
             *kv.append_constants(),
         )  # fmt: skip
-        self._launch(rec, matrix, "qkv", constants, (x, q), (weight, turns, *kv.appended()))
+        self._launch(rec, matrix, "qkv", constants, (x, q), (weight, rotations, *kv.appended()))
 
     def norm_product(
         self, rec: Recorder, x: Buffer, weight: Buffer, eps: float, matrix: Matrix, y: Buffer, after: After, node: str

@@ -219,18 +219,18 @@ class Ops:
         rec.launch(Variant("matmul_tile", constants), buffers, grid, node, (width,))
 
     def rope_append(
-        self, rec: Recorder, turns: Buffer, qkv: Buffer, kv: LayerKV, heads: Heads, rows: int, long_from: int = 0
+        self, rec: Recorder, rotations: Buffer, qkv: Buffer, kv: LayerKV, heads: Heads, rows: int, long_from: int = 0
     ) -> None:
         """Rotate q in ``qkv``; rotate k and append k and v to the layer's cache.
 
-        A step that reaches ``long_from`` positions takes the second table of ``turns``; 0: there is one table.
+        A step that reaches ``long_from`` positions takes the second table of ``rotations``; 0: there is one table.
         """
         threads = self.tuning.elementwise_threads
         pairs = (heads.heads + 2 * heads.kv_heads) * heads.head_dim // 2
         rope = heads.rope_constants(long_from)
         constants = (*heads.constants(), *rope, *kv.append_constants(), ("threads", threads))
         grid = (ceil_div(pairs, threads), rows, 1)
-        rec.launch(Variant("rope_append", constants), (turns, qkv, *kv.appended()), grid, "rope_append")
+        rec.launch(Variant("rope_append", constants), (rotations, qkv, *kv.appended()), grid, "rope_append")
 
     def attention_shape(self, rec: Recorder, chunks: int, most: int = 1 << 30) -> tuple[int, int]:
         """The shape class of attention over so many chunks of positions: the step's width, and partial results, of

@@ -13,7 +13,7 @@ from stepwell.kernels.kv import KV_TYPES, KVShape
 from stepwell.launch.launcher import Launcher
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.models.config import DecoderConfig, check_tensors, expected_tensors
-from stepwell.models.rope import read_factors, rope_turns
+from stepwell.models.rope import read_factors, rotation_tables
 from stepwell.models.steps import Steps
 from stepwell.weights.gguf import GgufFile
 from stepwell.weights.loader import Weights, load_weights
@@ -25,13 +25,13 @@ class DecoderModel:
 
     config_type: ClassVar[type[DecoderConfig]] = DecoderConfig
 
-    def __init__(self, config: DecoderConfig, weights: Weights, launcher: Launcher, turns: Buffer) -> None:
+    def __init__(self, config: DecoderConfig, weights: Weights, launcher: Launcher, rotations: Buffer) -> None:
         self.config = config
         self.weights = weights
-        self.turns = turns
+        self.rotations = rotations
         self._pool = launcher.pool
         # sequences of more positions than that are rotated by other frequencies, all of them
-        self.switch = config.original_context if len(config.rope_factors) > 1 else None
+        self.switch_position = config.original_context if len(config.rope_factors) > 1 else None
 
     @classmethod
     async def load(
@@ -40,22 +40,22 @@ class DecoderModel:
         """Check the file against the architecture, then stream its weights.  A failure leaves no buffer behind."""
         config = cls.config_type.from_gguf(file)
         check_tensors(file, config)
-        table = rope_turns(config, [await read_factors(file, source, name) for name in config.rope_factors])
-        turns = launcher.pool.acquire(len(table), Role.WEIGHTS, "rope turns")
+        table = rotation_tables(config, [await read_factors(file, source, name) for name in config.rope_factors])
+        rotations = launcher.pool.acquire(len(table), Role.WEIGHTS, "rope turns")
         try:
-            launcher.device.write_buffer(turns.id, 0, table)
+            launcher.device.write_buffer(rotations.id, 0, table)
             weights = await load_weights(
                 file, source, launcher, matrices(config), vectors(config), progress, pairings(config)
             )
         except BaseException:
-            launcher.pool.release(turns)
+            launcher.pool.release(rotations)
             launcher.pool.flush()
             raise
-        return cls(config, weights, launcher, turns)
+        return cls(config, weights, launcher, rotations)
 
     def steps(self, launcher: Launcher) -> Steps:
         """How its steps are recorded for ``launcher``: any one of the device and pool of the weights."""
-        return Steps(self.config, self.weights, self.turns, self.switch, launcher)
+        return Steps(self.config, self.weights, self.rotations, self.switch_position, launcher)
 
     def kv_shape(self, launcher: Launcher, kv_type: str = "f32") -> KVShape:
         """What its KV cache is made of, for the kernels of ``launcher``.  BadRequest for what is not in KV_TYPES."""
@@ -68,7 +68,7 @@ class DecoderModel:
 
     def close(self) -> None:
         """Give the weights back to the pool."""
-        self._pool.release(self.turns)
+        self._pool.release(self.rotations)
         self.weights.release(self._pool)
         self._pool.flush()
 
@@ -77,16 +77,16 @@ class DecoderModel:
         cls, config: DecoderConfig, kind: str, launcher: Launcher, progress: Progress | None = None
     ) -> Self:
         """A model of this shape with random weights in the layout of the tensor format ``kind``, made on the GPU."""
-        table = rope_turns(config)
-        turns = launcher.pool.acquire(len(table), Role.WEIGHTS, "rope turns")
+        table = rotation_tables(config)
+        rotations = launcher.pool.acquire(len(table), Role.WEIGHTS, "rope turns")
         try:
-            launcher.device.write_buffer(turns.id, 0, table)
+            launcher.device.write_buffer(rotations.id, 0, table)
             weights = await make_weights(weight_plan(config, kind), launcher, progress)
         except BaseException:
-            launcher.pool.release(turns)
+            launcher.pool.release(rotations)
             launcher.pool.flush()
             raise
-        return cls(config, weights, launcher, turns)
+        return cls(config, weights, launcher, rotations)
 
 
 def weight_plan(config: DecoderConfig, kind: str) -> WeightPlan:

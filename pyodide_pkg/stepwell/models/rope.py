@@ -22,16 +22,16 @@ async def read_factors(file: GgufFile, source: ByteSource, name: str) -> list[fl
     return list(values)
 
 
-def rope_turns(config: DecoderConfig, factors: Sequence[Sequence[float]] = ()) -> bytes:
+def rotation_tables(config: DecoderConfig, factors: Sequence[Sequence[float]] = ()) -> bytes:
     """cos and sin of 2^bit * theta^(-2i/rope_dim), f32 [ROPE_BITS][rope_dim / 2][2]: see ``wgsl/rope_append.wgsl``.
 
     A table for each of ``factors``, which divide the frequencies; without any it is one.
     """
     half = config.rope_dim // 2
-    turns = array("f")
+    rotations = array("f")
     for divisors in factors or [[1.0] * half]:
         for bit in range(ROPE_BITS):
             for i in range(half):
                 angle = 2**bit * config.rope_theta ** (-i / half) / divisors[i]
-                turns.extend((math.cos(angle), math.sin(angle)))
-    return turns.tobytes()
+                rotations.extend((math.cos(angle), math.sin(angle)))
+    return rotations.tobytes()

@@ -28,13 +28,14 @@ class Steps:
     """Records the steps of a model: with which kernels is its launcher's choice."""
 
     def __init__(
-        self, config: DecoderConfig, weights: Weights, turns: Buffer, switch: int | None, launcher: Launcher
-    ) -> None:
-        """``turns`` and ``switch`` are those of ``DecoderModel``.
+        self, config: DecoderConfig, weights: Weights, rotations: Buffer, switch_position: int | None,
+        launcher: Launcher,
+    ) -> None:  # fmt: skip
+        """``rotations`` and ``switch_position`` are those of ``DecoderModel``.
 
         Raises BadRequest when ``fused`` is on and the model's heads or rows are none for it.
         """
-        self.config, self._weights, self._turns, self._switch = config, weights, turns, switch
+        self.config, self._weights, self._rotations, self._switch_position = config, weights, rotations, switch_position
         tuning = launcher.tuning
         self._ops, self._fused, self._sampling = Ops(tuning), FusedOps(tuning), SampleOps(tuning)
         window = config.sliding_window if config.sliding_window < config.context_length else 0
@@ -134,7 +135,7 @@ class Steps:
             layer = f"blk.{i}"
             norm(f"{layer}.attn_norm")
             matmul(y, layer, "qkv", qkv)
-            ops.rope_append(rec, self._turns, qkv, layer_kv, heads, rows, self._long_from(rows, reach))
+            ops.rope_append(rec, self._rotations, qkv, layer_kv, heads, rows, self._long_from(rows, reach))
             ops.attention(rec, qkv, layer_kv, partials, normals, attended, heads, rows=rows, shape=shape)
             matmul(attended, layer, "attn_output", x, "residual")
             norm(f"{layer}.ffn_norm")
@@ -148,15 +149,15 @@ class Steps:
         x = scope.acquire(4 * c.hidden_size, "x")
         q = scope.acquire(4 * c.n_heads * c.head_dim, "q")
         hidden = scope.acquire(4 * c.ffn_size, "hidden")
-        turns = scope.acquire(4 * c.rope_dim, "turns")
+        rotations = scope.acquire(4 * c.rope_dim, "turns")
         tiles, most = fused.tuning.decode_chunk, fused.shares(heads)
         shape, partials, normals = self._attention_workspaces(rec, scope, kv[0], reach, tiles, most)
         self._ops.embed(rec, ids, x, w.matrix("token_embd"), 1)
-        fused.rope_turns(rec, self._turns, turns, heads, self._long_from(1, reach))
+        fused.rope_turns(rec, self._rotations, rotations, heads, self._long_from(1, reach))
         for i, layer_kv in enumerate(kv):
             layer = f"blk.{i}"
             norm, qkv = w.vector(f"{layer}.attn_norm"), w.matrix(f"{layer}.qkv")
-            fused.norm_qkv(rec, x, norm, eps, qkv, turns, q, layer_kv, heads)
+            fused.norm_qkv(rec, x, norm, eps, qkv, rotations, q, layer_kv, heads)
             fused.attention(rec, q, layer_kv, partials, normals, heads, shape)
             fused.merged_product(rec, partials, normals, layer_kv, w.matrix(f"{layer}.attn_output"), x, heads)
             norm, gate_up = w.vector(f"{layer}.ffn_norm"), w.matrix(f"{layer}.gate_up")
@@ -182,11 +183,11 @@ class Steps:
 
         A decode step is replayed at other positions, so its kernels compare; the steps of a prompt go by its end.
         """
-        if self._switch is None:
+        if self._switch_position is None:
             return 0
         if rows == 1:
-            return self._switch + 1
-        return 1 if reach > self._switch else 0
+            return self._switch_position + 1
+        return 1 if reach > self._switch_position else 0
 
     def _attention_workspaces(
         self, rec: Recorder, scope: Acquires, kv: LayerKV, reach: int, chunk: int, most: int = 1 << 30

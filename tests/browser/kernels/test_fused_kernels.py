@@ -18,7 +18,7 @@ from stepwell.kernels.ops import Heads, Matrix, Ops
 from stepwell.launch.selection import tuning_for
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.models.config import DecoderConfig
-from stepwell.models.rope import rope_turns
+from stepwell.models.rope import rotation_tables
 from stepwell.step.recorder import Launch, Recorder
 from tests.browser.conftest import Lab
 from tests.browser.kernels.kernel_lab import (
@@ -160,7 +160,7 @@ def qkv_case(shape: Qkv) -> Case:
         {
             "x": f32(random.normal(size=HIDDEN)),
             "weight": f32(random.uniform(-2, 2, size=HIDDEN)),
-            "digits": np.frombuffer(rope_turns(config), dtype=np.float32),
+            "digits": np.frombuffer(rotation_tables(config), dtype=np.float32),
             "turns": poison(rope_dim),
             "q": poison(heads, head_dim),
             **caches,

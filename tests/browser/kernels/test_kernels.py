@@ -24,7 +24,7 @@ from stepwell.kernels.tuning import SHADER_F16, Tile, Tuning
 from stepwell.kernels.tuning import TILES as SHIPPED_TILES
 from stepwell.launch.selection import tuning_for
 from stepwell.models.config import DecoderConfig
-from stepwell.models.rope import rope_turns
+from stepwell.models.rope import rotation_tables
 from tests.browser.conftest import Lab
 from tests.browser.kernels.kernel_lab import (
     SMALLEST_HALF,
@@ -556,7 +556,7 @@ def rope_case(shape: Rope) -> Case:
         context_length=1, rope_theta=THETA, rope_dim=rope_dim, rms_eps=EPS, tied_embeddings=True,
     )  # fmt: skip
     factors = [[1.0] * (rope_dim // 2), [SLOWER] * (rope_dim // 2)] if shape.long_from else []
-    turns = np.frombuffer(rope_turns(config, factors), dtype=np.float32)
+    turns = np.frombuffer(rotation_tables(config, factors), dtype=np.float32)
     return Case(
         TUNINGS[shape.tuning],
         {"turns": turns, "qkv": qkv, **caches},

@@ -81,10 +81,10 @@ def test_the_frequencies_matter(model: Path) -> None:
     async def run() -> None:
         lab = await Phi3Lab().load(model)
         by_short = await afresh(lab, "static", PROMPT, STEPS)
-        lab.model.switch = 0
+        lab.model.switch_position = 0
         by_long = await afresh(lab, "static", PROMPT, STEPS)
         assert by_short != by_long
-        lab.model.switch = None
+        lab.model.switch_position = None
         assert (await afresh(lab, "static", PROMPT, STEPS))[: SWITCH - len(PROMPT)] != by_short[: SWITCH - len(PROMPT)]
         lab.close()
 

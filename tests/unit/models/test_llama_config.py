@@ -12,7 +12,7 @@ import pytest
 from stepwell.errors import BadFile, Unsupported
 from stepwell.gpu.source import BytesSource, FileSource
 from stepwell.models.config import DecoderConfig, check_tensors, expected_tensors, read_architecture
-from stepwell.models.rope import read_factors, rope_turns
+from stepwell.models.rope import read_factors, rotation_tables
 from stepwell.weights.formats import FORMATS
 from stepwell.weights.gguf import GgufFile, read_gguf
 from tests.support.demo_model import demo_model_path
@@ -227,7 +227,7 @@ def test_factors_that_divide_nothing_are_bad_files(value: float) -> None:
 
 
 def test_factors_divide_the_frequencies() -> None:
-    plain, divided = (array("f", rope_turns(BASE, factors)) for factors in ([], [[1.0, 2.0, 4.0, 8.0]]))
+    plain, divided = (array("f", rotation_tables(BASE, factors)) for factors in ([], [[1.0, 2.0, 4.0, 8.0]]))
     for bit in range(1, 20):
         for pair, shift in enumerate((0, 1, 2, 3)):
             at, halved = 2 * (4 * bit + pair), 2 * (4 * (bit - shift) + pair)
