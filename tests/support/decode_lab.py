@@ -21,7 +21,7 @@ from stepwell.decode.session import DecodeSession
 from stepwell.decode.timing import TokenEvent
 from stepwell.errors import DeviceError, OutOfMemory
 from stepwell.gpu.device import BufferUsage, Layout
-from stepwell.gpu.fake_objects import FakeBuffer, Kernel
+from stepwell.gpu.fake_objects import FakeBuffer, KernelFunction
 from stepwell.gpu.program import Scalar
 from stepwell.gpu.source import FileSource
 from stepwell.kernels import fields_of, layout_of, render
@@ -68,7 +68,7 @@ def write_model(path: Path) -> Path:
     return path
 
 
-def meaning(label: str, code: str) -> Kernel | None:
+def meaning(label: str, code: str) -> KernelFunction | None:
     """What a kernel of the model does, as ``FakeDevice`` wants it.  Where K and V are makes no difference."""
     fields = _fields_of(code)
     if fields is None:

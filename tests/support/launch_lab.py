@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stepwell.gpu.fake_device import FakeDevice
-from stepwell.gpu.fake_objects import FakeBuffer, Kernel
+from stepwell.gpu.fake_objects import FakeBuffer, KernelFunction
 from stepwell.gpu.program import Op, Scalar
 from stepwell.kernels import fields_of, render
 from stepwell.launch.bind_groups import BindGroupCache
@@ -48,7 +48,7 @@ VARIANTS = (SEED, MIX, APPEND, SUM, LAST, PICK, *(pattern("seed", number) for nu
 ONE = (1, 1, 1)
 
 
-def meaning(variant: Variant) -> Kernel:
+def meaning(variant: Variant) -> KernelFunction:
     """What a kernel does, as ``FakeDevice`` wants it."""
     fields = fields_of(render(variant.kernel, dict(variant.constants)))
     assert fields is not None

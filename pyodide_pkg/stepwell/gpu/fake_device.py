@@ -20,7 +20,7 @@ from stepwell.gpu.fake_objects import (
     FakeBuffer,
     FakePipeline,
     FakePlan,
-    Kernel,
+    KernelFunction,
     bind,
     check_buffer,
     check_shader,
@@ -61,7 +61,7 @@ class FakeDevice:
         info: DeviceInfo = FAKE_INFO,
         *,
         limits: Mapping[str, int] | None = None,
-        kernels: Mapping[str, Kernel] | None = None,
+        kernels: Mapping[str, KernelFunction] | None = None,
         log_limit: int = 10_000,
     ) -> None:
         self._info = replace(info, limits={**info.limits, **(limits or {})})

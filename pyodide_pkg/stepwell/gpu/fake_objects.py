@@ -13,7 +13,7 @@ from typing import NamedTuple
 from stepwell.errors import ShaderError, UsageError
 from stepwell.gpu.device import Binding, BindingType, BufferUsage, Layout
 
-Kernel = Callable[[Sequence[memoryview], tuple[int, int, int]], None]
+KernelFunction = Callable[[Sequence[memoryview], tuple[int, int, int]], None]
 """The meaning of a pipeline: gets the bound byte ranges (read-only where the binding is) and the grid.
 
 The immediates of a pipeline that has some come first, as one more read-only range: a kernel whose step block is bound
@@ -113,7 +113,7 @@ class FakePipeline:
 
     __slots__ = ("handle", "kernel", "label", "layout")
 
-    def __init__(self, handle: int, layout: Layout, label: str, kernel: Kernel | None) -> None:
+    def __init__(self, handle: int, layout: Layout, label: str, kernel: KernelFunction | None) -> None:
         self.handle, self.layout, self.label, self.kernel = handle, layout, label, kernel
 
     def __str__(self) -> str:

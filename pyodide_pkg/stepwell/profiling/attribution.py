@@ -9,7 +9,7 @@ from stepwell.memory.buffer import Buffer, Role
 from stepwell.step.recorder import Constant, Launch
 
 
-class Kernel(NamedTuple):
+class KernelRow(NamedTuple):
     """A row of the table: launches of one node that run the same kernel on a matrix of one shape.
 
     ``shape`` is ``k x n`` of a product (its input, its outputs with those that SwiGLU puts together), ``width x rows``
@@ -29,7 +29,7 @@ class Attributed(NamedTuple):
     tokens.  ``kv_bytes``: K and V of the positions that attention sees.  Activations are not counted.
     """
 
-    kernel: Kernel
+    row: KernelRow
     is_product: bool
     weight_bytes: int
     kv_bytes: int
@@ -62,8 +62,8 @@ def attribute(
         window = constants.get("window", 0)
         kv = position_bytes * (min(length, window) if isinstance(window, int) and window else length)
         kv = min(kv, sum(lease.requested for lease in found if lease.role is Role.KV))  # of pages: those that it binds
-    kernel = Kernel(launch.node, name, shape, str(constants.get("format", "")))
-    return Attributed(kernel, is_product, weights, kv)
+    row = KernelRow(launch.node, name, shape, str(constants.get("format", "")))
+    return Attributed(row, is_product, weights, kv)
 
 
 def handles(launch: Launch) -> set[int]:

@@ -18,7 +18,7 @@ from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.profiling.attribution import Attributed, attribute
-from stepwell.profiling.plain_read import record_nothing, time_plain_read
+from stepwell.profiling.plain_read import record_empty, time_plain_read
 from stepwell.profiling.table import Clock, tabulate
 from stepwell.step.recorder import Launch, Recorder, Step
 
@@ -26,7 +26,7 @@ WARM_UP = 2  # steps that are not counted: the first ones make bind groups, and 
 STEPS = 24  # that are counted at most
 LEAST_STEPS = 3
 ENOUGH_MS = 2500  # after so long no further step begins: CPU adapters take a second for a few
-NOTHINGS = 16  # empty passes behind each step
+EMPTY_PASSES = 16  # after each step
 
 
 def timing_options(options: LaunchOptions) -> LaunchOptions:
@@ -54,17 +54,17 @@ class _Measured:
     position: int = 0
     launches: list[Attributed] = field(default_factory=list)
     steps: list[tuple[float, ...]] = field(default_factory=list)
-    nothings: list[float] = field(default_factory=list)
+    empty_passes: list[float] = field(default_factory=list)
 
     def add(self, profile: Profile) -> None:
         count = len(self.launches)
-        if len(profile.passes_us) != count + NOTHINGS:
+        if len(profile.passes_us) != count + EMPTY_PASSES:
             raise UsageError(
-                f"the device timed {len(profile.passes_us)} passes of {count} launches and {NOTHINGS} empty ones: the "
-                "launcher must give each launch a pass of its own (timing_options)."
+                f"the device timed {len(profile.passes_us)} passes of {count} launches and {EMPTY_PASSES} empty ones: "
+                "the launcher must give each launch a pass of its own (timing_options)."
             )
         self.steps.append(profile.passes_us[:count])
-        self.nothings += profile.passes_us[count:]
+        self.empty_passes += profile.passes_us[count:]
 
 
 async def time_kernels(
@@ -80,13 +80,13 @@ async def time_kernels(
         measured = await _time_steps(session, token, generation, launcher)
         if not measured.steps:
             return None
-        pass_us = median(measured.nothings)
+        pass_us = median(measured.empty_passes)
         plain = await time_plain_read(launcher, pass_us)
     finally:
         device.set_profile()
         launcher.release_run()
         launcher.kernels.release_workspaces()
-    clock = Clock.of([*measured.nothings, *(us for step in measured.steps for us in step)])
+    clock = Clock.of([*measured.empty_passes, *(us for step in measured.steps for us in step)])
     return {
         "steps": len(measured.steps),
         "position": measured.position,
@@ -103,12 +103,12 @@ async def _time_steps(session: DecodeSession, token: int, generation: Generation
     measured, done, start = _Measured(), 0, 0.0
     target = pool.acquire(4, Role.WEIGHTS, "empty passes")
     try:
-        nothing = _nothing(target)
-        await launcher.prepare(nothing)
+        empty = _empty_passes(target)
+        await launcher.prepare(empty)
         await device.take_profile()
         async with aclosing(session.rehearse(token, generation, launcher)) as steps:
             async for step in steps:
-                launcher.submit(nothing)
+                launcher.submit(empty)
                 profile = await device.take_profile()
                 if done == WARM_UP:
                     start = now_ms()
@@ -126,9 +126,9 @@ async def _time_steps(session: DecodeSession, token: int, generation: Generation
     return measured
 
 
-def _nothing(target: Buffer) -> Step:
+def _empty_passes(target: Buffer) -> Step:
     rec = Recorder()
-    record_nothing(rec, target, NOTHINGS)
+    record_empty(rec, target, EMPTY_PASSES)
     return rec.finish()
 
 

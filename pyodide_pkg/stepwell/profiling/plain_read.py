@@ -38,7 +38,7 @@ def record_read(rec: Recorder, words: Buffer, sums: Buffer, nbytes: int) -> None
     rec.launch(variant, (sums, words), (nbytes // UNIT_BYTES, 1, 1))
 
 
-def record_nothing(rec: Recorder, sums: Buffer, times: int) -> None:
+def record_empty(rec: Recorder, sums: Buffer, times: int) -> None:
     """``times`` launches that write the same word: they wait for each other as the launches of a step do."""
     for _ in range(times):
         rec.launch(Variant("plain_read", (("loads", 0), ("threads", 1))), (sums,), (1, 1, 1))

@@ -9,7 +9,7 @@ from math import gcd
 from statistics import median
 from typing import Any, NamedTuple
 
-from stepwell.profiling.attribution import Attributed, Kernel
+from stepwell.profiling.attribution import Attributed, KernelRow
 from stepwell.profiling.plain_read import PlainRead
 
 COARSE_US = 10  # kernels take a few to some hundred microseconds: a clock of larger steps cannot tell them apart
@@ -40,12 +40,12 @@ def tabulate(
     the steps of what its launches took together; bytes are those of ``Attributed``; GB/s go by net time.  What cannot
     be told (a share of no time, bytes in no time) is None.
     """
-    members: dict[Kernel, list[int]] = {}
+    members: dict[KernelRow, list[int]] = {}
     for index, launch in enumerate(launches):
-        members.setdefault(launch.kernel, []).append(index)
+        members.setdefault(launch.row, []).append(index)
     rows = [
-        _row(kernel, [launches[i] for i in indices], median(sum(step[i] for i in indices) for step in steps), pass_us)
-        for kernel, indices in members.items()
+        _figures(row, [launches[i] for i in indices], median(sum(step[i] for i in indices) for step in steps), pass_us)
+        for row, indices in members.items()
     ]
     net = sum(row["net_us_per_token"] for row in rows)
     for row in rows:
@@ -62,12 +62,12 @@ def tabulate(
     }
 
 
-def _row(kernel: Kernel, launches: Sequence[Attributed], us: float, pass_us: float) -> dict[str, Any]:
+def _figures(row: KernelRow, launches: Sequence[Attributed], us: float, pass_us: float) -> dict[str, Any]:
     count = len(launches)
     net = max(0.0, us - count * pass_us)
     nbytes = sum(launch.nbytes for launch in launches)
     return {
-        **kernel._asdict(),
+        **row._asdict(),
         "launches": count,
         "us_per_launch": us / count,
         "net_us_per_launch": net / count,

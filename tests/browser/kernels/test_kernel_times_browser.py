@@ -19,7 +19,7 @@ from stepwell.launch.selection import tuning_for
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
 from stepwell.step.recorder import Recorder
-from stepwell.profiling.plain_read import CPU_BYTES, record_nothing, record_read, time_plain_read
+from stepwell.profiling.plain_read import CPU_BYTES, record_empty, record_read, time_plain_read
 
 async def main(args):
     device = await open_device()
@@ -34,7 +34,7 @@ async def main(args):
     record_read(rec, words, sums, nbytes)
     rec.copy(words, 0, staging, 0, nbytes)
     rec.copy(sums, 0, staging, nbytes, sums_bytes)
-    record_nothing(rec, sums, 3)
+    record_empty(rec, sums, 3)
     step = rec.finish()
     await launcher.prepare(step)
     device.set_profile(passes=True)

@@ -14,7 +14,7 @@ from stepwell.gpu.fake_device import FAKE_INFO
 from stepwell.launch.options import LaunchOptions
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.profiling import kernel_times
-from stepwell.profiling.attribution import Attributed, Kernel, attribute
+from stepwell.profiling.attribution import Attributed, KernelRow, attribute
 from stepwell.profiling.plain_read import UNIT_BYTES, PlainRead, size_for
 from stepwell.profiling.table import Clock, tabulate
 from stepwell.step.recorder import Launch, Variant
@@ -70,14 +70,14 @@ def found(of: Launch, length: int = 10) -> Attributed:
 
 def test_a_product_reads_its_weights() -> None:
     row = found(launch("matvec", (3, Binding(1, 0, 64), 2, 3, 99), format="u4", k=64, n=96))
-    assert row == Attributed(Kernel("node", "matvec", "64 x 96", "u4"), True, 1000, 0)
+    assert row == Attributed(KernelRow("node", "matvec", "64 x 96", "u4"), True, 1000, 0)
     # one that appends to the cache writes there: it reads nothing of it
     assert found(launch("matvec", (1, 4, 5), format="u4", k=64, n=96)).nbytes == 900
 
 
 def test_attention_reads_the_positions_that_it_sees() -> None:
     row = found(launch("attention_decode", (3, 4, 5, 3), kv_heads=1))
-    assert row == Attributed(Kernel("node", "attention_decode", "", ""), False, 0, 160)
+    assert row == Attributed(KernelRow("node", "attention_decode", "", ""), False, 0, 160)
     assert found(launch("attention_split", (3, 4, 5, 3), window=0)).kv_bytes == 160
     assert found(launch("attention_split", (3, 4, 5, 3), window=4)).kv_bytes == 64
     assert found(launch("attention_split", (3, 4, 5, 3), window=40)).kv_bytes == 160
@@ -87,7 +87,7 @@ def test_attention_reads_the_positions_that_it_sees() -> None:
 
 def test_an_embedding_reads_a_row_of_its_table() -> None:
     row = found(launch("embed", (3, 3, 1, 2), format="u8", width=64, vocab=320))
-    assert row == Attributed(Kernel("node", "embed", "64 x 320", "u8"), False, 72, 0)
+    assert row == Attributed(KernelRow("node", "embed", "64 x 320", "u8"), False, 72, 0)
     assert found(launch("embed", (3, 3, 1), format="F16", width=64, vocab=320)).nbytes == 128
 
 
@@ -95,7 +95,7 @@ def test_an_embedding_reads_a_row_of_its_table() -> None:
 
 
 def test_rows_are_medians_over_steps_less_their_passes() -> None:
-    a, b, c = Kernel("a", "x", "", ""), Kernel("b", "x", "", ""), Kernel("c", "x", "", "")
+    a, b, c = KernelRow("a", "x", "", ""), KernelRow("b", "x", "", ""), KernelRow("c", "x", "", "")
     launches = [Attributed(a, True, 4000, 0), Attributed(b, False, 0, 500), Attributed(a, True, 2000, 0)]
     launches.append(Attributed(c, False, 0, 0))
     steps = [(10, 20, 12, 1), (12, 26, 14, 3), (90, 24, 15, 2)]  # of a: 22, 26, 105
@@ -121,7 +121,7 @@ def test_rows_are_medians_over_steps_less_their_passes() -> None:
 
 
 def test_what_cannot_be_told_is_none() -> None:
-    launches = [Attributed(Kernel("a", "x", "", ""), True, 4000, 0)]
+    launches = [Attributed(KernelRow("a", "x", "", ""), True, 4000, 0)]
     table = tabulate(launches, [(2.0,)], 3.0, None)
     (row,) = table["rows"]
     assert (row["share"], row["gb_s"], table["weights"]["gb_s"], table["plain_read_gb_s"]) == (None,) * 4
