@@ -91,7 +91,7 @@ class Span(NamedTuple):
     end_ms: float
 
 
-class Profile(NamedTuple):
+class DeviceProfile(NamedTuple):
     """What was measured since the last ``take_profile``.
 
     ``passes_us`` are the GPU's times of the compute passes, in the order in which they were begun.  ``now_ms`` is the
@@ -174,7 +174,7 @@ class Device(Protocol):
     def set_profile(self, spans: bool = False, passes: bool = False) -> None:
         """Measure from here on, or stop.  ``passes`` needs the feature timestamp-query (MissingCapability)."""
 
-    async def take_profile(self) -> Profile:
+    async def take_profile(self) -> DeviceProfile:
         """What was measured since the last take, once the GPU is done with it."""
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from stepwell.errors import BadFile, DeviceError, DeviceLost, MissingCapability, UsageError
-from stepwell.gpu.device import Binding, BufferUsage, ByteSource, Chunk, DeviceInfo, Layout, Profile, Progress
+from stepwell.gpu.device import Binding, BufferUsage, ByteSource, Chunk, DeviceInfo, DeviceProfile, Layout, Progress
 from stepwell.gpu.fake_objects import (
     DEFAULT_LIMITS,
     FakeBindGroup,
@@ -194,7 +194,7 @@ class FakeDevice:
             )
         self.profiler.spans, self.profiler.passes = spans, passes
 
-    async def take_profile(self) -> Profile:
+    async def take_profile(self) -> DeviceProfile:
         await self._next_await()
         return self.profiler.take()
 

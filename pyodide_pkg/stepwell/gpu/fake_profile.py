@@ -2,7 +2,7 @@
 
 from time import perf_counter
 
-from stepwell.gpu.device import Profile, Span
+from stepwell.gpu.device import DeviceProfile, Span
 
 
 def now_ms() -> float:
@@ -31,8 +31,8 @@ class FakeProfiler:
     def end_pass(self) -> None:
         self._passes_us.append((now_ms() - self._pass_began) * 1e3)
 
-    def take(self) -> Profile:
-        taken = Profile(tuple(self._spans), tuple(self._passes_us), now_ms())
+    def take(self) -> DeviceProfile:
+        taken = DeviceProfile(tuple(self._spans), tuple(self._passes_us), now_ms())
         self._spans.clear()
         self._passes_us.clear()
         return taken

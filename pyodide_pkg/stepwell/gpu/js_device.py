@@ -12,7 +12,17 @@ from pyodide.code import run_js  # type: ignore[import-not-found]
 from pyodide.ffi import JsException, create_proxy, to_js  # type: ignore[import-not-found]
 
 from stepwell import errors
-from stepwell.gpu.device import Binding, BufferUsage, ByteSource, Chunk, DeviceInfo, Layout, Profile, Progress, Span
+from stepwell.gpu.device import (
+    Binding,
+    BufferUsage,
+    ByteSource,
+    Chunk,
+    DeviceInfo,
+    DeviceProfile,
+    Layout,
+    Progress,
+    Span,
+)
 
 _TIMESTAMPS = "timestamp-query"
 _WANTED_FEATURES = ("subgroups", "shader-f16", _TIMESTAMPS)
@@ -223,13 +233,13 @@ class JsDevice:
             _check_features((_TIMESTAMPS,), self._info.features)
         self._js.setProfile(spans, passes)
 
-    async def take_profile(self) -> Profile:
+    async def take_profile(self) -> DeviceProfile:
         numbers = array("d", (await _awaited(self._js.takeProfile())).to_bytes())
         now, count = numbers[0], int(numbers[1])
         spans = tuple(
             Span(_SPAN_NAMES[int(numbers[i])], numbers[i + 1], numbers[i + 2]) for i in range(2, 2 + 3 * count, 3)
         )
-        return Profile(spans, tuple(numbers[2 + 3 * count :]), now)
+        return DeviceProfile(spans, tuple(numbers[2 + 3 * count :]), now)
 
     def close(self) -> None:
         self._js.close()

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from stepwell.gpu.clock import now_ms
-from stepwell.gpu.device import Profile
+from stepwell.gpu.device import DeviceProfile
 
 _TRACKS = {"python": 1, "js": 2, "gpu": 3}
 
@@ -29,7 +29,7 @@ class SpanLog:
     def add(self, track: str, name: str, start_ms: float, end_ms: float, **args: object) -> None:
         self.entries.append(Entry(track, name, start_ms, end_ms, args))
 
-    def add_profile(self, profile: Profile) -> None:
+    def add_profile(self, profile: DeviceProfile) -> None:
         """The device's spans; its clock is set by the moment at which the profile was taken.
 
         Compute passes have durations only: they are laid end to end before that moment, on a track of their own.

@@ -13,7 +13,7 @@ from stepwell.decode.generation import Generation
 from stepwell.decode.session import DecodeSession
 from stepwell.errors import BadRequest, UsageError
 from stepwell.gpu.clock import now_ms
-from stepwell.gpu.device import Device, Profile
+from stepwell.gpu.device import Device, DeviceProfile
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.options import LaunchOptions
 from stepwell.memory.buffer import Buffer, Role
@@ -56,7 +56,7 @@ class _Measured:
     steps: list[tuple[float, ...]] = field(default_factory=list)
     empty_passes: list[float] = field(default_factory=list)
 
-    def add(self, profile: Profile) -> None:
+    def add(self, profile: DeviceProfile) -> None:
         count = len(self.launches)
         if len(profile.passes_us) != count + EMPTY_PASSES:
             raise UsageError(
