@@ -24,23 +24,27 @@ A message states the numbers and the next step.  Python's own exceptions are for
 
 
 class StepwellError(Exception):
-    """Root of the tree; ``code`` is the stable name that the page and the harness see."""
+    """Root of the tree."""
 
     @property
     def code(self) -> str:
+        """The stable name that the page and the harness see: that of the class."""
         return type(self).__name__
 
 
 class DeviceError(StepwellError):
-    pass
+    """An error of the GPU side: the root of those that a ``Device`` raises."""
 
 
 class NoWebGPU(DeviceError):
-    pass
+    """There is no ``navigator.gpu``, or it has no adapter."""
 
 
 class MissingCapability(DeviceError):
-    """A limit or feature is missing: ``name`` of it, what is ``needed`` and what the adapter ``has``."""
+    """A limit or feature that the adapter lacks: its ``name``, the value ``needed``, and what the adapter ``has``.
+
+    ``advice`` ends the message.
+    """
 
     def __init__(self, name: str, needed: object, has: object, advice: str = "") -> None:
         self.name, self.needed, self.has = name, needed, has
@@ -49,31 +53,31 @@ class MissingCapability(DeviceError):
 
 
 class DeviceLost(DeviceError):
-    pass
+    """The device is gone: every handle and every lease on it is dead."""
 
 
 class OutOfMemory(DeviceError):
-    pass
+    """The GPU has no room for a buffer."""
 
 
 class ShaderError(DeviceError):
-    pass
+    """WGSL that does not compile; the message has the compiler's lines."""
 
 
 class UsageError(DeviceError):
-    pass
+    """A call that breaks WebGPU's rules, or a handle that is stale or of another device."""
 
 
 class PoolError(StepwellError):
-    pass
+    """A request that the pool refuses, or one larger than the device allows."""
 
 
 class StaleBuffer(PoolError):
-    pass
+    """A lease that has ended (released twice, used after its release) or is of another pool."""
 
 
 class BudgetExceeded(PoolError):
-    """What was ``requested``, and the bytes of the moment: ``budget``, ``in_use``, ``in_flight``, ``free``."""
+    """A hard ``budget`` has no room for ``requested`` bytes; also the bytes ``in_use``, ``in_flight`` and ``free``."""
 
     def __init__(self, message: str, *, requested: int, budget: int, in_use: int, in_flight: int, free: int) -> None:
         super().__init__(message)
@@ -82,31 +86,31 @@ class BudgetExceeded(PoolError):
 
 
 class PolicyError(PoolError):
-    pass
+    """A policy that broke its contract."""
 
 
 class ModelError(StepwellError):
-    pass
+    """A model file that this version cannot decode."""
 
 
 class BadFile(ModelError):
-    pass
+    """A model file that is truncated, corrupt or not GGUF."""
 
 
 class Unsupported(ModelError):
-    pass
+    """A well-formed model file with an architecture, type or tokenizer that this version does not have."""
 
 
 class BadTrace(StepwellError):
-    pass
+    """A recorded trace that is truncated, corrupt or of another version."""
 
 
 class ContextFull(StepwellError):
-    pass
+    """A prompt or an answer that does not fit the context."""
 
 
 class BadRequest(StepwellError):
-    pass
+    """A request (sampling, policy, KV mode, …) with a value out of range."""
 
 
 def _number(value: object) -> str:

@@ -1,7 +1,18 @@
 """The kernels: one Jinja2 WGSL template each in ``wgsl/``, one row each in ``KERNELS``.
 
-To add one: write ``wgsl/<name>.wgsl``, add its row, and a numpy reference beside its test.  The bindings are read from
-the rendered WGSL, so they stand in one place.
+A kernel finds the step's scalars (position, rows, length, draw) in immediates, or in a 16-byte uniform at binding 0
+(``wgsl/step.wgsl``); everything else is a constant of its variant.  Which bindings and scalars it has is read from the
+rendered WGSL, so both stand in one place.
+
+``ops.py`` has the operations that a model records: they choose a variant and its grid by the adapter's ``Tuning``
+(``tuning.py``; ``launch/selection.py`` makes it).  CPU adapters get ``quad`` kernels (four threads with many outputs
+each, because there a 32-bit load is the unit of cost), GPUs ``split`` kernels, and for a decode step those of
+``fused.py``: five launches per layer.  ``products.py`` names the products of a decode step for the autotuner.
+``layouts.py`` says how a matrix lies in GPU memory, ``kv.py`` where a layer's K and V are and in which type,
+``sampling.py`` how a token is sampled, on the GPU and on the host alike.
+
+To add a kernel: write ``wgsl/<name>.wgsl``, add its row to ``KERNELS``, and a float64 reference with its tolerance
+beside the test in ``tests/browser/kernels``.
 """
 
 import re
@@ -39,6 +50,7 @@ KERNELS: Mapping[str, str] = {
     "plain_read": "sums of what is read: the bandwidth of memory; without loads, the least that a launch can do",
     "kv_pattern": "writes and reads the buffers of the growing-KV workload, in integers that the host can foretell",
 }
+"""Every kernel by its name, and what it computes."""
 
 _BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage)\s*(?:,\s*(read_write|read))?\s*>")
 _IMMEDIATE = re.compile(r"var<\s*immediate\s*>\s*\w+\s*:\s*(\w+)")
@@ -71,9 +83,10 @@ def _environment() -> "jinja2.Environment":
 
 
 def render(kernel: str, constants: Mapping[str, object]) -> str:
-    """The WGSL of one variant.  BadRequest for a constant that is missing, of the wrong type, or no known choice.
+    """The WGSL of ``kernel`` with ``constants``, the names that its template knows.
 
-    ``immediates`` (false): the step block is in immediates, not in a uniform.
+    The constant ``immediates`` (default False) puts the step block in immediates instead of a uniform.  Raises
+    BadRequest for a constant that is missing, of the wrong type, or no known choice.
     """
     import jinja2
 
@@ -86,9 +99,10 @@ def render(kernel: str, constants: Mapping[str, object]) -> str:
 
 
 def layout_of(wgsl: str) -> Layout:
-    """The layout of a shader, read from its declarations.
+    """The layout of the shader ``wgsl``, read from its declarations.
 
     The bindings of group 0 are numbered from 0 or 1 without gaps; the only immediates are the step block, a ``Step``.
+    Raises BadRequest for a shader that declares anything else.
     """
     found = {int(number): (space, access) for number, space, access in _BINDING.findall(wgsl)}
     first = min(found, default=0)
@@ -108,7 +122,7 @@ def layout_of(wgsl: str) -> Layout:
 
 
 def fields_of(wgsl: str) -> Scalar | None:
-    """Which of the step's scalars a shader reads; None if it has no step block at all."""
+    """The step's scalars that the shader ``wgsl`` reads; None if it has no step block at all."""
     code = _COMMENT.sub("", wgsl)
     if not _STEP.search(code):
         return None

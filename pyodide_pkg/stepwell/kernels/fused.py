@@ -1,8 +1,9 @@
-"""The operations of a decode step for GPUs: one row, in as few launches as there are points where all must be done.
+"""The operations of a decode step for GPUs: one row, in as few launches as possible.
 
-Five per layer: norm + q|k|v + rotation + KV append; attention in shares; their merge + output + residual; norm +
-gate|up + SwiGLU; down + residual.  A chain of launches that wait for each other costs some microseconds each whatever
-they do, so work is done again where that saves one: every workgroup of a product norms x, or merges the shares, itself.
+A launch ends where every thread's result must be there before the next can begin.  That makes five per layer: norm +
+q|k|v + rotation + KV append; attention in shares; the merge of the shares + output + residual; norm + gate|up + SwiGLU;
+down + residual.  A launch that waits for the one before costs some microseconds whatever it does, so work is repeated
+where that saves a launch: every workgroup of a product norms x, or merges the shares, itself.
 """
 
 from collections.abc import Mapping
@@ -15,34 +16,39 @@ from stepwell.memory.buffer import Buffer
 from stepwell.step.recorder import Constant, Recorder, Variant
 
 After = Literal["plain", "residual", "swiglu"]
+"""What a product does with its result: store it, add it to y, or put gate and up together."""
+QUANTISED_BYTES = 80
+"""Workgroup memory per block of 32 values of x as integers (``wgsl/quantise.wgsl``)."""
 _SHAPE = (1,)
-QUANTISED_BYTES = 80  # of workgroup memory per block of 32 values (``wgsl/quantise.wgsl``)
-_TEAM_BYTES = 48  # of workgroup memory, what a thread has merged of eight values
+_TEAM_BYTES = 48  # workgroup memory for eight values that a thread has merged
 _MOST_TEAMS = 8
-_BESIDE_BYTES = 8192  # of workgroup memory, for sums and reductions
+_REDUCTION_BYTES = 8192  # workgroup memory for sums and reductions
 
 
 class FusedOps:
-    """Records for the kernels ``matvec``, ``attention_decode`` and ``rope_turns``."""
+    """Records launches of the kernels ``matvec``, ``attention_decode`` and ``rope_turns``."""
 
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
 
     def fits(self, longest: int) -> bool:
-        """Whether a workgroup can hold a vector of so many f32 values."""
+        """Whether a workgroup can hold a vector of ``longest`` f32 values."""
         return self.needs(longest) <= self.tuning.workgroup_bytes
 
     def needs(self, longest: int) -> int:
-        """Bytes of a workgroup's memory for a vector of so many values."""
-        return 4 * longest + _BESIDE_BYTES + team_bytes(self.tuning, longest)
+        """Bytes of a workgroup's memory for a vector of ``longest`` f32 values."""
+        return 4 * longest + _REDUCTION_BYTES + team_bytes(self.tuning, longest)
 
     def shares(self, heads: Heads) -> int:
-        """Partial results of attention, at most: with few heads of K and V it takes more to keep the GPU busy."""
+        """The most partial results of attention: with few heads of K and V it takes more to keep the GPU busy."""
         most = self.tuning.attention_shares
         return 2 * most if heads.kv_heads <= 4 else most
 
     def rope_turns(self, rec: Recorder, digits: Buffer, rotations: Buffer, heads: Heads, long_from: int = 0) -> None:
-        """rotations[pair] = the rotation of the step's position; ``long_from`` as in ``Ops.rope_append``."""
+        """rotations[pair] = the rotation at the step's position, from the tables ``digits``.
+
+        ``long_from`` as in ``Ops.rope_append``.
+        """
         threads = self.tuning.elementwise_threads
         constants = (*heads.rope_constants(long_from), ("threads", threads))
         grid = (ceil_div(heads.rope_dim // 2, threads), 1, 1)
@@ -52,7 +58,7 @@ class FusedOps:
         self, rec: Recorder, x: Buffer, weight: Buffer, eps: float, matrix: Matrix, rotations: Buffer, q: Buffer,
         kv: LayerKV, heads: Heads,
     ) -> None:  # fmt: skip
-        """q = the rotated queries of RMSNorm(x); k and v go to the layer's cache at the step's position."""
+        """q = the rotated queries of RMSNorm(x); append k and v to the layer's cache at the step's position."""
         constants: Constants = (
             ("before", "norm"), ("eps", eps), ("after", "rope"), *heads.constants(), ("rope_dim", heads.rope_dim),
             *kv.append_constants(),
@@ -62,19 +68,19 @@ class FusedOps:
     def norm_product(
         self, rec: Recorder, x: Buffer, weight: Buffer, eps: float, matrix: Matrix, y: Buffer, after: After, node: str
     ) -> None:
-        """y = RMSNorm(x) W^T, or SwiGLU of its halves."""
+        """y = RMSNorm(x) W^T, or with ``after`` "swiglu" SwiGLU of its halves."""
         constants: Constants = (("before", "norm"), ("eps", eps), ("after", after))
         self._launch(rec, matrix, node, constants, (x, y), (weight,))
 
     def product(self, rec: Recorder, x: Buffer, matrix: Matrix, y: Buffer, after: After, node: str) -> None:
-        """y = x W^T, or added to y."""
+        """y = x W^T, or with ``after`` "residual" y += x W^T."""
         self._launch(rec, matrix, node, (("before", "plain"), ("after", after)), (x, y), ())
 
     def attention(
         self, rec: Recorder, q: Buffer, kv: LayerKV, partials: Buffer, normals: Buffer, heads: Heads,
         shape: tuple[int, int],
     ) -> None:  # fmt: skip
-        """The shares of causal attention of the step's row."""
+        """partials, normals = the shares of causal attention of the step's row, ``shape`` being their class."""
         tuning, d4 = self.tuning, heads.head_dim // 4
         chunk, threads = tuning.decode_chunk, max(tuning.attention_threads, d4)
         lanes = 1
@@ -116,7 +122,7 @@ class FusedOps:
         rec.launch(Variant("matvec", (*shape, *constants)), (*first, *matrix.buffers, *last), grid, node, _SHAPE)
 
     def _tiling(self, matrix: Matrix, around: Mapping[str, Constant], outputs: int) -> Tiling:
-        """The measured one, else the rule's."""
+        """The measured tiling of the product, else the rule's."""
         tuning, default = self.tuning, default_tiling(self.tuning, outputs, matrix, str(around["before"]))
         if not tuning.tilings:
             return default
@@ -126,18 +132,22 @@ class FusedOps:
 
 
 def teams_of(tuning: Tuning, width: int) -> int:
-    """Threads that merge the shares of eight values of a row together: as many as leave memory for what they find."""
-    room = tuning.workgroup_bytes - 4 * width - _BESIDE_BYTES
+    """Threads that merge the shares of eight values of a row of ``width``: as many as workgroup memory has room for."""
+    room = tuning.workgroup_bytes - 4 * width - _REDUCTION_BYTES
     return 1 + min(_MOST_TEAMS - 1, max(0, room) // _TEAM_BYTES // (width // 8))
 
 
 def team_bytes(tuning: Tuning, width: int) -> int:
-    """Of a workgroup's memory, for that."""
+    """Bytes of a workgroup's memory for what the threads of ``teams_of`` have merged."""
     return (teams_of(tuning, width) - 1) * (width // 8) * _TEAM_BYTES
 
 
 def default_tiling(tuning: Tuning, outputs: int, matrix: Matrix, before: str = "plain") -> Tiling:
-    """The rule: wide workgroups read x once for many outputs, many keep the GPU busy; as wide as leaves enough."""
+    """The rule's tiling of a product of one row with ``matrix``.
+
+    A wide workgroup reads x once for many outputs, but many workgroups keep the GPU busy: it is as wide as leaves
+    enough of them.  ``before`` is what the workgroup computes first: "plain", "norm" or "merge".
+    """
     wide = tuning.decode_wide
     while 2 * wide <= tuning.decode_widest and outputs >= 3 * wide * tuning.workgroups:
         wide *= 2
@@ -153,7 +163,7 @@ def default_tiling(tuning: Tuning, outputs: int, matrix: Matrix, before: str = "
         splits = max(splits, helpers // wide // unit * unit)
     per = min(per, splits)  # a workgroup has a thread for each of its outputs
     rows = per * matrix.n // outputs  # of W that a thread reads at a time
-    fits = matrix.k // 32 * QUANTISED_BYTES + _BESIDE_BYTES <= tuning.workgroup_bytes
+    fits = matrix.k // 32 * QUANTISED_BYTES + _REDUCTION_BYTES <= tuning.workgroup_bytes
     integers = tuning.dot4 and tuning.subgroup >= 4 and matrix.layout.quantised and fits
     # a norm reads x and its weight at the same time: less fits beside that
     ahead = tuning.decode_ahead // (rows * (2 if before == "norm" else 1))

@@ -1,7 +1,8 @@
 """The K and V of one layer, as the kernels that append and read them bind them: whole tensors, or slabs of pages.
 
-Attention works chunk by chunk: so many positions to a workgroup, whose results are put together afterwards.  What a
-model records does not say where K and V are, nor in which type; ``wgsl/kv.wgsl`` is the other half of this module.
+Attention works chunk by chunk: a workgroup has a chunk of the positions, and a merge puts the chunks' results together.
+Models and operations pass a ``LayerKV`` on: they do not know where K and V are, nor in which type.  ``wgsl/kv.wgsl`` is
+the other half of this module.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,24 +15,27 @@ from stepwell.step.recorder import ByLength, Constant, Grid
 from stepwell.step.shapes import power_of_two
 
 Constants = tuple[tuple[str, Constant], ...]
-UNUSED = 0xFFFF_FFFF  # in a table: beyond every position and chunk
+"""The constants of a variant: (name, value) pairs."""
+UNUSED = 0xFFFF_FFFF
+"""An unused word of a table: beyond every position and chunk."""
 KV_TYPES: Mapping[str, int] = {"f32": 4, "f16": 2}
-"""In which K and V can be stored: bytes of a number.  Kernels compute in f32 either way.
+"""The types that K and V can be stored in, and the bytes of a number.  Kernels compute in f32 either way.
 
 f16 has 11 bits of precision; a value beyond 65,504 does not fit: WGSL leaves open what is stored, usually infinity.
 """
 
 
 def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
     return -(-a // b)
 
 
 class KVShape(NamedTuple):
     """What a model's KV cache is made of.
 
-    ``width_bytes`` are of one position of one K or V tensor.  A launch that reads binds ``slabs`` slabs at most, which
-    are a *group*; ``chunks`` are the positions of a workgroup of attention, for the steps of many rows and for those of
-    one.  ``half``: the numbers are f16, else f32.
+    ``width_bytes``: bytes of one position of one K or V tensor.  ``slabs``: the most slabs that a launch which reads
+    binds; together they are a *group*.  ``chunks``: positions per workgroup of attention, in steps of many rows and in
+    steps of one.  ``half``: the numbers are f16, else f32.
     """
 
     layers: int
@@ -41,10 +45,10 @@ class KVShape(NamedTuple):
     half: bool = False
 
     def bound(self, slabs: int) -> int:
-        """How many places for slabs the kernel has that reads a group of so many.
+        """Slab bindings of the kernel that reads a group of ``slabs``.
 
-        Its loads are there once for each place, and a thread looks for its slab among them.  Powers of two, so that a
-        sequence which grows needs few kernels.
+        The kernel has its loads once per binding, and a thread looks for its slab among them.  Powers of two, so that
+        a growing sequence needs few kernels.
         """
         return min(power_of_two(slabs), self.slabs)
 
@@ -60,28 +64,31 @@ class Read(NamedTuple):
 class LayerKV(Protocol):
     """What the operations that append to the K and V of a layer, and read them, bind beside their own buffers."""
 
-    def append_constants(self) -> Constants: ...
+    def append_constants(self) -> Constants:
+        """The constants of the kernel that appends the step's K and V."""
 
-    def appended(self) -> tuple[Buffer, ...]: ...
+    def appended(self) -> tuple[Buffer, ...]:
+        """The buffers that the kernel which appends binds."""
 
     def reads(self, chunk: int, y: int, z: int, shares: int = 0) -> Iterator[Read]:
-        """The launches that it takes to read all positions by chunks of so many: a workgroup to a chunk in x, or so
-        many that share all chunks.
+        """The launches that read all positions by chunks of ``chunk``, with grids (x, y, z).
+
+        x has a workgroup per chunk, or, with ``shares``, at most ``shares`` workgroups that share all chunks.
         """
 
     def merge_constants(self, chunk: int) -> Constants:
-        """Of what puts the chunks together."""
+        """The constants of the kernel that puts the results of chunks of ``chunk`` positions together."""
 
     def counted(self) -> tuple[Buffer, ...]:
-        """Where that finds the number of chunks."""
+        """The buffers in which the merge finds the number of chunks; none where it follows from the length."""
 
     def chunks(self, length: int, chunk: int) -> int:
-        """How many chunks of that size ``length`` positions have."""
+        """Chunks of ``chunk`` positions that a sequence of ``length`` has."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVTensors:
-    """K and V [position][kv_heads * head_dim], a buffer each, of f16 (``half``) or f32."""
+    """K and V [position][kv_heads * head_dim], a buffer each, in f16 (``half``) or f32."""
 
     k: Buffer
     v: Buffer
@@ -89,6 +96,7 @@ class KVTensors:
 
     @property
     def buffers(self) -> tuple[Buffer, Buffer]:
+        """K and V."""
         return self.k, self.v
 
     def append_constants(self) -> Constants:
@@ -113,10 +121,10 @@ class KVTensors:
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """Which positions are in which slab, the same in every layer.
+    """Which positions are in which slab: the same in every layer.
 
-    ``slabs`` are (first position, positions) in order; ``groups`` the tables of those that a launch binds together, on
-    the GPU: see ``table_words``.
+    ``slabs`` are (first position, positions) in order.  ``groups`` are the tables on the GPU, one per group of slabs
+    that a launch binds together (``table_words``).
     """
 
     shape: KVShape
@@ -125,12 +133,12 @@ class PageTable:
 
     @property
     def bound(self) -> tuple[int, ...]:
-        """Per group, how many places for slabs the kernel has that reads it."""
+        """Slab bindings of the kernel that reads a group, per group."""
         count, most = len(self.slabs), self.shape.slabs
         return tuple([self.shape.bound(min(most, count - first)) for first in range(0, count, most)])
 
     def chunks(self, chunk: int, slabs: slice = slice(None)) -> int:
-        """How many of that size; a chunk is in one slab."""
+        """Chunks of ``chunk`` positions in ``slabs``; no chunk is in two of them."""
         return sum(ceil_div(positions, chunk) for _, positions in self.slabs[slabs])
 
 
@@ -164,7 +172,7 @@ class KVSlabs:
         return self.table.groups[-1:]
 
     def chunks(self, length: int, chunk: int) -> int:
-        """Of all slabs, however many of their positions are filled."""
+        """Chunks of all slabs, however many of their positions are filled."""
         return self.table.chunks(chunk)
 
     def _constants(self, slabs: int, chunk: int) -> Constants:
@@ -174,9 +182,10 @@ class KVSlabs:
 
 
 def table_words(shape: KVShape, slabs: Sequence[tuple[int, int]], group: int) -> list[int]:
-    """The 32-bit words of a group's table: how ``wgsl/kv.wgsl`` finds a chunk's slab, and a position's.
+    """The 32-bit words of the table of group number ``group``, by which ``wgsl/kv.wgsl`` finds a position's slab.
 
-    It has room for all slabs that the group may come to have, so that it stays the same buffer while it grows.
+    ``slabs`` are (first position, positions) of all groups.  The table has room for as many slabs as a group can have,
+    so that it stays in one buffer while the group grows.
     """
     counts = [list(accumulate((ceil_div(n, chunk) for _, n in slabs), initial=0)) for chunk in shape.chunks]
     end = min((group + 1) * shape.slabs, len(slabs))

@@ -30,14 +30,16 @@ from dataclasses import dataclass
 from itertools import product
 
 BLOCK = 32
+"""Weights of a row that a layout packs together."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixLayout:
-    """``bits`` of an element; weights per scale (``group``, 0 without scales); with ``minimum``, or with an offset.
+    """One row of the family: elements of ``bits`` bits, a scale per ``group`` weights (0: no scales).
 
-    A block has ``vectors`` vec4u of elements, and ``scale_words`` u32 for its scales (each followed by its minimum,
-    if there is one) and then its high bits, which are read as ``scale_vectors`` vectors of ``scale_width`` words.
+    With ``minimum`` a weight is scale * element + minimum, else scale * (element - offset).  A block has ``vectors``
+    vec4u of elements, then ``scale_words`` u32: its scales, each followed by its minimum if there is one, and its high
+    bits.  These are read as ``scale_vectors`` vectors of ``scale_width`` words.
     """
 
     name: str
@@ -47,25 +49,27 @@ class MatrixLayout:
 
     @property
     def quantised(self) -> bool:
+        """Whether elements are integers with scales, not floats."""
         return self.group > 0
 
     @property
     def offset(self) -> int:
-        """What is subtracted from an element; 0 where a minimum is added instead."""
+        """The number subtracted from an element; 0 where a minimum is added instead."""
         return 0 if self.minimum or not self.quantised else 1 << (self.bits - 1)
 
     @property
     def unpacked_bits(self) -> int:
-        """Of an element as kernels compute with it: 4, 8, 16 or 32."""
+        """Bits of an element as kernels compute with it: 4, 8, 16 or 32."""
         return 8 if self.bits in (5, 6) else self.bits
 
     @property
     def high_words(self) -> int:
-        """Words of bits above the fourth."""
+        """Words per block that hold the bits above the fourth of each element."""
         return self.bits - 4 if self.bits in (5, 6) else 0
 
     @property
     def vectors(self) -> int:
+        """Vectors of four words per block that hold elements, or their low four bits."""
         return (self.bits - self.high_words) * BLOCK // 128
 
     @property
@@ -75,14 +79,17 @@ class MatrixLayout:
 
     @property
     def scale_words(self) -> int:
+        """Words per block for scales, minima and high bits."""
         return self.groups * (2 if self.minimum else 1) + self.high_words
 
     @property
     def scale_width(self) -> int:
+        """Words per vector in which ``scale_words`` are read: 4, 2 or 1."""
         return 4 if self.scale_words % 4 == 0 else 2 if self.scale_words % 2 == 0 else 1
 
     @property
     def scale_vectors(self) -> int:
+        """Vectors of ``scale_width`` words per block."""
         return self.scale_words // self.scale_width
 
     def words_bytes(self, n: int, k: int) -> int:
@@ -110,6 +117,7 @@ LAYOUTS: Mapping[str, MatrixLayout] = {
         *(_integers(8, group, minimum) for group, minimum in product((BLOCK, 16), (False, True))),
     )
 }
+"""The family, by name."""
 
 LAYOUT_OF_FORMAT: Mapping[str, MatrixLayout] = {
     "F32": F32,
@@ -124,11 +132,11 @@ LAYOUT_OF_FORMAT: Mapping[str, MatrixLayout] = {
     "Q5_K": LAYOUTS["u5m"],
     "Q6_K": LAYOUTS["u6/16"],
 }
-"""The smallest layout that holds a tensor format of a file."""
+"""The smallest layout that holds a tensor format of a file, by the format's name."""
 
 
 def layout_of_formats(formats: Iterable[str]) -> MatrixLayout | None:
-    """The smallest layout that holds tensors of all these formats without rounding; None if there is none.
+    """The smallest layout that holds tensors of all ``formats`` without rounding; None if there is none.
 
     A code of fewer bits is one of more bits with another offset, a scale of 32 weights is two of 16, and an offset is
     a minimum: so any integer formats have a common layout, and floats of different types become F32.

@@ -15,9 +15,12 @@ from stepwell.kernels.tuning import ProductKey, Tuning
 from stepwell.memory.buffer import Buffer
 from stepwell.step.recorder import Recorder, Variant
 
-REPACK_THREADS = 64  # so that a vocabulary of 262,144 rows and more stays below 65,535 workgroups
+REPACK_THREADS = 64
+"""Threads per workgroup: enough that 4 million rows, far more than a vocabulary has, stay below 65,535 workgroups."""
 HALVE_THREADS = 128
-ROPE_BITS = 20  # positions up to 2^20
+"""Threads per workgroup."""
+ROPE_BITS = 20
+"""Binary digits of a position: rotations are there for positions below 2^20."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +41,16 @@ class Matrix:
 
     @property
     def layout(self) -> MatrixLayout:
+        """The layout named ``format``."""
         return LAYOUTS[self.format]
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
+        """The buffers that a kernel binds: words, and scales if there are any."""
         return (self.words,) if self.scales is None else (self.words, self.scales)
 
     def outputs(self, mode: str) -> int:
-        """Of a product: of ``swiglu`` one per gate row and up row."""
+        """Outputs of a product with the matrix; ``mode`` "swiglu" makes one of a gate row and an up row."""
         return self.n // 2 if mode == "swiglu" else self.n
 
 
@@ -54,7 +59,7 @@ class Heads:
     """The attention geometry of one layer.
 
     The first ``rope_dim`` values of a head of q and k are rotated and stretched by ``rope_scale``.  A position sees
-    ``window`` positions, itself included; 0: all that are not behind it.
+    ``window`` positions, itself included; 0: itself and all before it.
     """
 
     heads: int
@@ -71,15 +76,19 @@ class Heads:
             raise BadRequest(f"head_dim is {self.head_dim}; a multiple of 4 is needed.")
 
     def constants(self) -> tuple[tuple[str, int], ...]:
+        """The constants of kernels that know heads."""
         return (("heads", self.heads), ("kv_heads", self.kv_heads), ("head_dim", self.head_dim))
 
     def rope_constants(self, long_from: int) -> tuple[tuple[str, int | float], ...]:
+        """The constants of kernels that rotate; ``long_from`` as in ``Ops.rope_append``."""
         return (
             ("rope_dim", self.rope_dim), ("rope_scale", self.rope_scale), ("long_from", long_from), ("bits", ROPE_BITS),
         )  # fmt: skip
 
 
 class Ops:
+    """Records the operations of a step with the kernels that ``tuning`` chooses."""
+
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
 
@@ -87,10 +96,10 @@ class Ops:
         self, rec: Recorder, raw: Buffer, source: str, matrix: Matrix, rows: int, first_row: int,
         pairing: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        """Fill ``rows`` rows of ``matrix`` from GGUF blocks of the format ``source``.
+        """Fill ``rows`` rows of ``matrix``, from ``first_row`` on, with GGUF blocks of format ``source`` in ``raw``.
 
-        ``pairing`` (rows, head_dim, rope_dim): so many of the first rows belong to heads that are rotated by halves, in
-        pairs (i, i + rope_dim / 2); they are laid out for pairs of neighbours.
+        ``pairing`` (count, head_dim, rope_dim): the first ``count`` rows belong to heads that are rotated by halves, in
+        pairs (i, i + rope_dim / 2); they are laid out for pairs of neighbours.  Empty: no rows are.
         """
         threads = REPACK_THREADS
         constants = (
@@ -106,7 +115,7 @@ class Ops:
         rec.launch(Variant("repack", constants), (raw, *matrix.buffers), (ceil_div(rows, threads), matrix.k // 32, 1))
 
     def noise(self, rec: Recorder, matrix: Matrix, deviation: float) -> None:
-        """Fill ``matrix`` with weights of mean 0 and this standard deviation; the step's position is the seed."""
+        """Fill ``matrix`` with weights of mean 0 and this standard ``deviation``; the step's position is the seed."""
         threads = REPACK_THREADS
         constants = (
             ("format", matrix.format),
@@ -118,7 +127,7 @@ class Ops:
         rec.launch(Variant("noise", constants), matrix.buffers, (ceil_div(matrix.n, threads), matrix.k // 32, 1))
 
     def embed(self, rec: Recorder, ids: Buffer, x: Buffer, table: Matrix, rows: int) -> None:
-        """x[rows][k] = rows of the table that ``ids`` name."""
+        """x[rows][k] = the rows of ``table`` that ``ids`` name."""
         blocks = table.k // 32
         constants = (("format", table.format), ("width", table.k), ("vocab", table.n), ("threads", 32))
         grid = (ceil_div(blocks, 32), rows, 1)
@@ -136,7 +145,7 @@ class Ops:
         rows: int,
         last: bool = False,
     ) -> None:
-        """y = RMSNorm(x); with ``last`` only the step's last row, into row 0 of ``y``."""
+        """y[rows][width] = RMSNorm(x); with ``last`` only the step's last row, into row 0 of ``y``."""
         tuning = self.tuning
         constants = (
             ("width", width),
@@ -149,18 +158,18 @@ class Ops:
         rec.launch(Variant("rms_norm", constants), (x, weight, y), (rows, 1, 1), node, (rec.shapes.width(rows),))
 
     def halves_bytes(self, rec: Recorder, rows: int, matrices: Iterable[Matrix]) -> int:
-        """Bytes of the workspace of products of so many rows with these matrices; 0: they need none."""
+        """Bytes of the workspace of products of ``rows`` rows with ``matrices``; 0: they need none."""
         if not (self.tuning.f16 and self._tiled(rows)):
             return 0  # without a look at the matrices: most steps end here
         longest = max((matrix.k for matrix in matrices if matrix.layout.quantised), default=0)
         return rec.shapes.width(rows) * (2 * longest + 16) if longest else 0
 
     def _tiled(self, rows: int) -> bool:
-        """Whether products of so many rows are matmul_tile's."""
+        """Whether products of ``rows`` rows are matmul_tile's."""
         return 0 < self.tuning.tiled_rows <= rows
 
     def halve(self, rec: Recorder, x: Buffer, halves: Buffer, k: int, rows: int) -> None:
-        """halves = the rows of x[rows][k] as f16, and what each was divided by."""
+        """halves = the rows of x[rows][k] as f16, and the power of two that each was divided by."""
         constants = (("k", k), ("threads", HALVE_THREADS))
         rec.launch(Variant("halve", constants), (x, halves), (rows, 1, 1), "halve", (rec.shapes.width(rows),))
 
@@ -168,7 +177,9 @@ class Ops:
         self, rec: Recorder, x: Buffer, matrix: Matrix, y: Buffer, *, rows: int, mode: str = "plain", node: str = "",
         halves: Buffer | None = None,
     ) -> None:  # fmt: skip
-        """y[rows][n] = x[rows][k] W^T; ``residual`` adds to y; ``swiglu`` gives y[rows][n/2] = silu(gate) * up.
+        """y[rows][n] = x[rows][k] W^T.
+
+        ``mode`` "residual" adds to y, "swiglu" gives y[rows][n/2] = silu(gate) * up.
 
         ``halves`` is a workspace of ``halves_bytes``.
         """
@@ -201,7 +212,7 @@ class Ops:
         self, rec: Recorder, x: Buffer, matrix: Matrix, y: Buffer, rows: int, mode: str, node: str,
         halves: Buffer | None,
     ) -> None:  # fmt: skip
-        """In f16 if there are ``halves``."""
+        """Record a product of many rows, in f16 if there are ``halves``."""
         tuning, width, outputs = self.tuning, rec.shapes.width(rows), matrix.outputs(mode)
         f16 = halves is not None
         tile, stages = tuning.tile_for(width, matrix.n, f16)
@@ -221,9 +232,9 @@ class Ops:
     def rope_append(
         self, rec: Recorder, rotations: Buffer, qkv: Buffer, kv: LayerKV, heads: Heads, rows: int, long_from: int = 0
     ) -> None:
-        """Rotate q in ``qkv``; rotate k and append k and v to the layer's cache.
+        """Rotate q in ``qkv``; rotate k, and append k and v to the layer's cache.
 
-        A step that reaches ``long_from`` positions takes the second table of ``rotations``; 0: there is one table.
+        A step whose end is at ``long_from`` positions or more takes the second table of ``rotations``; 0: there is one.
         """
         threads = self.tuning.elementwise_threads
         pairs = (heads.heads + 2 * heads.kv_heads) * heads.head_dim // 2
@@ -233,13 +244,11 @@ class Ops:
         rec.launch(Variant("rope_append", constants), (rotations, qkv, *kv.appended()), grid, "rope_append")
 
     def attention_shape(self, rec: Recorder, chunks: int, most: int = 1 << 30) -> tuple[int, int]:
-        """The shape class of attention over so many chunks of positions: the step's width, and partial results, of
-        which there are ``most`` at most.
-        """
+        """The shape class of attention over ``chunks`` chunks: the step's width, and partial results up to ``most``."""
         return rec.shapes.width(rec.rows), min(rec.shapes.chunks(chunks), most)
 
     def partials_bytes(self, heads: Heads, shape: tuple[int, int]) -> tuple[int, int]:
-        """Bytes of attention's two workspaces: the partial values and their (maximum, sum) pairs."""
+        """Bytes of the workspaces of attention of class ``shape``: partial values, and their (maximum, sum) pairs."""
         parts = shape[0] * shape[1] * heads.heads
         return 4 * parts * heads.head_dim, 8 * parts
 
@@ -249,7 +258,7 @@ class Ops:
     ) -> None:  # fmt: skip
         """out[rows][heads * head_dim]: causal grouped-query attention over the positions up to the step's end.
 
-        ``shape`` is the class that the workspaces were made for.
+        ``shape`` is the class that the workspaces ``partials`` and ``normals`` were made for.
         """
         tuning = self.tuning
         chunk = tuning.attention_chunk
@@ -270,7 +279,7 @@ class Ops:
     def argmax(
         self, rec: Recorder, logits: Buffer, pairs: Buffer | None, token: Buffer, *, size: int, ban: tuple[int, ...]
     ) -> None:
-        """token[0] = the id of the largest logit outside ``ban``; ``pairs`` is the workspace."""
+        """token[0] = the id of the largest of ``size`` logits outside ``ban``; ``pairs`` is the workspace."""
         parts = self.tuning.argmax_parts
         constants = (("size", size), ("parts", parts), ("threads", self.tuning.argmax_threads))
 

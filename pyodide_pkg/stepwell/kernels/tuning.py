@@ -1,4 +1,4 @@
-"""Which kernel variants an adapter gets.  One place decides; the model code only names operations."""
+"""What is chosen for an adapter: kernels, workgroup sizes, tiles.  ``launch/selection.py`` chooses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,11 @@ from stepwell.kernels.kv import ceil_div
 
 
 class ProductKey(NamedTuple):
-    """A product of a decode step, as far as its speed goes: kernel, what is computed around W[n][k], how W is stored.
+    """A product of a decode step with W[n][k], as far as its speed goes.
 
-    ``subgroup``: lanes, as the kernel's constant says it; 0: it knows none.  ``arithmetic`` is the rule's: options say
-    whether integers are to be used, a measurement does not.
+    ``before`` and ``after``: what the kernel computes around the product.  ``format``: the layout of W.  ``subgroup``:
+    lanes, as the kernel's constant says it; 0: it knows none.  ``arithmetic`` is the rule's: options say whether to use
+    integers, a measurement does not.
     """
 
     kernel: str
@@ -26,7 +27,7 @@ class ProductKey(NamedTuple):
 
     @classmethod
     def of(cls, kernel: str, constants: Mapping[str, Any]) -> Self:
-        """Of the constants of ``matvec``, or of ``matmul_quad``, which has nothing before it."""
+        """The key of the variant with ``constants`` of ``kernel``: ``matvec`` or ``matmul_quad``."""
         around = (constants.get("before", ""), constants["after" if "after" in constants else "mode"])
         lanes = int(constants["subgroup"]) if "subgroup" in constants else 4 * bool(constants["subgroups"])
         shape = (constants["format"], constants["k"], constants["n"])
@@ -34,6 +35,7 @@ class ProductKey(NamedTuple):
 
     @property
     def outputs(self) -> int:
+        """Outputs of the product: SwiGLU makes one of two rows of W."""
         return self.n // 2 if self.after == "swiglu" else self.n
 
     def __str__(self) -> str:
@@ -43,11 +45,11 @@ class ProductKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a workgroup of a product shares out its work; the fields are named as the kernels' constants.
+    """How a product of one row is cut into workgroups and threads; the fields are the kernels' constants.
 
-    ``wide`` outputs side by side, ``per`` outputs per thread, ``splits`` sets of ``wide`` threads that share k.
-    A thread of ``matvec`` reads ``ahead`` blocks of weights, one at least, before x is prepared, and then keeps so many
-    under way; ``matmul_quad`` has none.
+    A workgroup has ``wide`` outputs side by side, ``per`` outputs per thread, and ``splits`` sets of ``wide`` threads
+    that share k.  A thread of ``matvec`` reads ``ahead`` blocks of weights, one at least, before x is prepared, and
+    then keeps ``ahead`` blocks under way; ``matmul_quad`` reads none ahead (0).
     """
 
     wide: int
@@ -57,6 +59,7 @@ class Tiling:
     arithmetic: Literal["f32", "dot4"] = "f32"
 
     def constants(self) -> tuple[tuple[str, int | str], ...]:
+        """The constants of ``matvec``."""
         return (
             ("wide", self.wide), ("per", self.per), ("splits", self.splits), ("ahead", self.ahead),
             ("arithmetic", self.arithmetic),
@@ -64,16 +67,15 @@ class Tiling:
 
     @property
     def outputs(self) -> int:
-        """Of a workgroup."""
+        """Outputs of a workgroup."""
         return self.wide * self.per
 
 
 class Tile(NamedTuple):
-    """What a workgroup of a product of many rows computes: ``rows`` times ``columns`` (rows of W), of which a thread
-    takes ``tall`` times ``across``.
+    """What a workgroup of a product of many rows computes: ``rows`` rows of x times ``columns`` rows of W.
 
-    ``rows / tall`` and ``columns / across`` are multiples of eight, and the first is at least ``across``, so that there
-    is a thread for every column.
+    A thread takes ``tall`` times ``across`` of them.  ``rows / tall`` and ``columns / across`` are multiples of eight,
+    and the first is at least ``across``, so that there is a thread for every column.
     """
 
     rows: int
@@ -83,27 +85,33 @@ class Tile(NamedTuple):
 
     @property
     def threads(self) -> int:
+        """Threads of a workgroup."""
         return self.rows // self.tall * (self.columns // self.across)
 
     def nbytes(self, f16: bool = False) -> int:
-        """Of a workgroup's memory, for a block of 32 and the factor of its columns in f16."""
+        """Bytes of a workgroup's memory for a block of 32 along k, and with ``f16`` for a factor per column."""
         return 64 * self.rows + 68 * self.columns if f16 else 128 * (self.rows + self.columns)
 
 
 TILES = (Tile(128, 64, 8, 8), Tile(64, 64, 8, 4), Tile(64, 32, 4, 4), Tile(32, 32, 4, 4), Tile(16, 32, 2, 4))
-"""From those that read workgroup memory the least, per product, to those of which a step has most threads."""
+"""Ordered from the least workgroup-memory traffic to the most threads per step."""
 
-BESIDE_SLABS = 3  # storage buffers that attention binds: the queries, and what it leaves for its merge
-MOST_SLABS = 12  # attention's loads are there once for each
-DOT4 = "packed_4x8_integer_dot_product"  # WGSL's language extension
-SHADER_F16 = "shader-f16"  # the device's feature
+BESIDE_SLABS = 3
+"""Storage buffers that attention binds beside slabs: the queries, and the two that it leaves for its merge."""
+MOST_SLABS = 12
+"""The most slabs that a launch of attention binds: its kernel has its loads once for each."""
+DOT4 = "packed_4x8_integer_dot_product"
+"""WGSL's language extension for products of integers."""
+SHADER_F16 = "shader-f16"
+"""The device's feature for arithmetic in f16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Kernels, workgroup sizes and tiles.  Sizes are threads, outputs, rows or positions, as named.
+    """Kernels, workgroup sizes and tiles of an adapter.  Sizes are threads, outputs, rows or positions, as named.
 
-    ``subgroups``: kernels may use the operations of subgroups of exactly four lanes.
+    ``subgroups``: kernels may use the operations of subgroups of exactly four lanes.  Raises BadRequest for sizes that
+    the kernels cannot have.
     """
 
     matmul: Literal["quad", "split"]
@@ -113,35 +121,35 @@ class Tuning:
     attention_chunk: int  # positions per workgroup; for attention_split also its threads
     argmax_threads: int
     elementwise_threads: int
-    outputs_per_thread: int = 12  # quad, one row
-    outputs_per_thread_of_tile: int = 8  # quad, `tile` rows
+    outputs_per_thread: int = 12  # quad, products of one row
+    outputs_per_thread_of_tile: int = 8  # quad, products of `tile` rows
     split_outputs: int = 8  # split: outputs per workgroup
     split_threads: int = 128  # split: threads per workgroup, at most
-    prefill_rows: int = 64  # of a step of a prompt, at most: a multiple of 64
-    tiled_rows: int = 0  # split: from so many rows on, products are matmul_tile's; 0: never
-    tiles: tuple[Tile, ...] = TILES  # for it to choose from
-    tile_threads: int = 24_576  # of its tiles, that keep the GPU busy
-    f16: bool = False  # it computes in f16
+    prefill_rows: int = 64  # rows of a step of a prompt, at most: a multiple of 64
+    tiled_rows: int = 0  # split: products of this many rows and more are matmul_tile's; 0: never
+    tiles: tuple[Tile, ...] = TILES  # matmul_tile: the tiles to choose from
+    tile_threads: int = 24_576  # matmul_tile: threads that keep the GPU busy
+    f16: bool = False  # matmul_tile computes in f16
     f16_run: int = 16  # terms of a pair of sums in f16: 16, or 32, which is faster and less exact
     argmax_parts: int = 1  # workgroups that share the logits
-    sample_parts: int = 4  # the same, of sampling; at most its threads
+    sample_parts: int = 4  # the same for sampling; at most its threads
     sample_threads: int = 16  # a power of two up to 1,024
-    fused: bool = False  # decode steps by kernels/fused.py
-    subgroup: int = 0  # its kernels' subgroup size; 0: they know none
-    decode_chunk: int = 64  # positions of a tile of its attention
-    attention_shares: int = 32  # workgroups that share the tiles of a head, at most
-    attention_threads: int = 256  # per workgroup of its attention
-    attention_lanes: int = 8  # threads that share a position's score, at most
-    decode_threads: int = 512  # of its products, at most
-    decode_wide: int = 8  # outputs side by side in a workgroup of its products, at least
-    decode_widest: int = 32  # and at most
-    most_per_thread: int = 4  # outputs of its products
-    decode_ahead: int = 4  # blocks that a thread of its products has under way
-    dot4: bool = False  # its products in integers
-    workgroups: int = 128  # that keep the GPU busy
-    workgroup_bytes: int = 16384  # of a workgroup's memory
-    slabs: int = 1  # of paged K and V that a launch of attention binds, at most
-    tilings: Mapping[ProductKey, Tiling] = field(default_factory=dict, hash=False)  # measured ones, before the rule's
+    fused: bool = False  # decode steps are recorded by kernels/fused.py
+    subgroup: int = 0  # fused: the kernels' subgroup size; 0: they know none
+    decode_chunk: int = 64  # fused: positions of a tile of attention
+    attention_shares: int = 32  # fused: workgroups that share the tiles of a head, at most
+    attention_threads: int = 256  # fused: threads per workgroup of attention
+    attention_lanes: int = 8  # fused: threads that share a position's score, at most
+    decode_threads: int = 512  # fused: threads per workgroup of products, at most
+    decode_wide: int = 8  # fused: outputs side by side in a workgroup of products, at least
+    decode_widest: int = 32  # fused: and at most
+    most_per_thread: int = 4  # fused: outputs per thread of products, at most
+    decode_ahead: int = 4  # fused: blocks of weights that a thread of products has under way
+    dot4: bool = False  # fused: products in integers
+    workgroups: int = 128  # fused: workgroups that keep the GPU busy
+    workgroup_bytes: int = 16384  # memory of a workgroup
+    slabs: int = 1  # slabs of paged K and V that a launch of attention binds, at most
+    tilings: Mapping[ProductKey, Tiling] = field(default_factory=dict, hash=False)  # measured; these go before the rule
 
     def __post_init__(self) -> None:
         if self.subgroups and self.norm_threads != 4:
@@ -153,10 +161,10 @@ class Tuning:
             )
 
     def tile_for(self, rows: int, columns: int, f16: bool = False) -> tuple[Tile, int]:
-        """The tile of a product of so many rows with so many rows of W, and how many blocks are in memory at once.
+        """The tile of a product of ``rows`` rows with ``columns`` rows of W, and its stages: blocks in memory at once.
 
-        The first of ``tiles`` that fits and that leaves enough threads to fill the GPU; else the last that fits.
-        None but the last is taller than the step.
+        The tile is the first of ``tiles`` that fits and leaves enough threads to fill the GPU, else the last that fits.
+        None but the last of all is taller than the step.
         """
         fitting = [tile for tile in self.tiles if tile.rows <= rows and tile.nbytes(f16) <= self.workgroup_bytes]
         tile = next(

@@ -1,9 +1,8 @@
-"""The shape of a Llama model, read from a GGUF file's metadata, and the tensors that follow from it.
+"""The shape of a model, read from a GGUF file's metadata, and the tensors that follow from it.
 
-Key names and defaults follow the GGUF specification and llama.cpp's loader for the ``llama`` architecture.  What would
-change the arithmetic and is not implemented is refused by name: a model never runs with a part of it left out.
-
-Architectures that differ in little have a config that derives from this one (phi3.py).
+``DecoderConfig`` is Llama's; architectures that differ in little have a config that derives from it (``phi3.py``).  Key
+names and defaults follow the GGUF specification and llama.cpp's loader.  A key that would change the arithmetic in a
+way that is not implemented is refused by name: a model never runs with a part of it left out.
 """
 
 import math
@@ -15,19 +14,22 @@ from stepwell.errors import BadFile, ModelError, Unsupported
 if TYPE_CHECKING:
     from stepwell.weights.gguf import GgufFile, Value
 
-MAX_LAYERS = 512  # llama.cpp's bound; keeps a forged block count from growing the tensor table
+MAX_LAYERS = 512
+"""llama.cpp's bound; it keeps a forged block count from growing the tensor table."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Sizes in elements.  ``n_heads`` query heads share ``n_kv_heads`` key/value heads; ``rope_dim`` is the part of a
-    head that is rotated.  ``tied_embeddings``: the token embedding is the output matrix too.
+    """The shape of a model; sizes are in elements.
 
-    ``rope_factors`` names the tensors that divide the frequencies of rotation: none; one; or that of sequences up to
-    ``original_context`` positions and that of longer ones.  Rotated pairs are stretched by ``rope_scale``.  A position
-    sees ``sliding_window`` positions, itself included; 0: all before it.
+    ``n_heads`` query heads share ``n_kv_heads`` key/value heads; ``rope_dim`` is the part of a head that is rotated.
+    ``tied_embeddings``: the token embedding is the output matrix too.
 
-    Raises BadFile for values that no model can have, Unsupported for those that ours cannot.
+    ``rope_factors`` names the tensors that divide the frequencies of rotation: none; one; or two, for sequences up to
+    ``original_context`` positions and for longer ones.  Rotated pairs are stretched by ``rope_scale``.  A position sees
+    ``sliding_window`` positions, itself included; 0: itself and all before it.
+
+    Raises BadFile for values that no model can have, Unsupported for values that these kernels cannot have.
     """
 
     architecture: ClassVar[str] = "llama"
@@ -90,7 +92,7 @@ class DecoderConfig:
 
     @classmethod
     def from_gguf(cls, file: "GgufFile") -> Self:
-        """Raises Unsupported or BadFile, with the file's and the key's name."""
+        """The config of ``file``.  Raises Unsupported or BadFile, with the file's and the key's name."""
         architecture = read_architecture(file)
         if architecture != cls.architecture:
             raise Unsupported(
@@ -131,12 +133,12 @@ class DecoderConfig:
         }
 
     def pairing(self) -> tuple[int, ...]:
-        """Of the first tensor of qkv, as ``Ops.repack`` takes it: nothing where pairs are neighbours in the file."""
+        """The pairing of the first tensor of qkv, for ``Ops.repack``; empty: pairs are neighbours in the file."""
         return ()
 
 
 def read_architecture(file: "GgufFile") -> str:
-    """``general.architecture``: which architecture's keys and tensors the file has."""
+    """The architecture whose keys and tensors ``file`` has (``general.architecture``).  Raises BadFile without one."""
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise BadFile(
@@ -146,7 +148,7 @@ def read_architecture(file: "GgufFile") -> str:
 
 
 def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Name → shape in GGUF order: a matrix is (inputs, outputs), its rows of ``inputs`` weights are contiguous."""
+    """Name → shape of the tensors of ``config`` in GGUF order: a matrix is (inputs, outputs), rows contiguous."""
     table: dict[str, tuple[int, ...]] = {"token_embd.weight": (config.hidden_size, config.vocab_size)}
     layer = config.layer_tensors()
     for i in range(config.n_layers):
@@ -158,9 +160,9 @@ def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_tensors(file: "GgufFile", config: DecoderConfig) -> None:
-    """Every tensor of the architecture is there with its shape, vectors are F32, and nothing else is there.
+    """Check that ``file`` has every tensor of ``config`` with its shape, vectors in F32, and nothing else.
 
-    Raises Unsupported for tensors that our forward pass has no use for (biases, experts), because leaving them out
+    Raises Unsupported for tensors that the forward pass has no use for (biases, experts), because leaving them out
     would give wrong answers; BadFile for missing tensors and wrong shapes.
     """
     expected = expected_tensors(config)
@@ -181,16 +183,17 @@ def check_tensors(file: "GgufFile", config: DecoderConfig) -> None:
 
 
 class Keys:
-    """Typed access to the keys under one prefix.  Without a default, a missing key is a BadFile."""
+    """Typed access to the keys of ``file`` under ``prefix``.  Without a default, a missing key is a BadFile."""
 
     def __init__(self, file: "GgufFile", prefix: str) -> None:
         self.file, self.prefix = file, prefix
 
     def find(self, key: str) -> "Value | None":
+        """The value of ``key``; None without one."""
         return self.file.metadata.get(f"{self.prefix}.{key}")
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """An integer; a list (one per layer) counts as its element when all of them are equal."""
+        """The integer under ``key``; a list (one per layer) counts as its element when all of them are equal."""
         value = self.find(key)
         if isinstance(value, list) and value:
             if any(item != value[0] for item in value):
@@ -202,6 +205,7 @@ class Keys:
         raise self.bad(key, value, "an integer")
 
     def real(self, key: str, default: float | None = None) -> float:
+        """The number under ``key``."""
         value = self.find(key)
         value = default if value is None else value
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -209,15 +213,17 @@ class Keys:
         raise self.bad(key, value, "a number")
 
     def bad(self, key: str, value: object, wanted: str) -> BadFile:
+        """The error for ``value`` under ``key``, where ``wanted`` belongs."""
         found = "missing" if value is None else f"{value!r}"
         return BadFile(f"{self.file.name}: the key '{self.prefix}.{key}' is {found}; {wanted} is needed.")
 
     def unsupported(self, key: str, value: object, supported: str) -> Unsupported:
+        """The error for ``value`` under ``key``, where only ``supported`` is implemented."""
         return Unsupported(f"{self.file.name}: '{self.prefix}.{key}' is {value}; supported: {supported}.")
 
 
 def common_values(keys: Keys, scalings: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The fields that all architectures have.  ``scalings`` are the types of RoPE scaling that the caller reads."""
+    """The config's fields that all architectures have; ``scalings``: types of RoPE scaling that the caller reads."""
     _refuse_variations(keys, scalings)
     hidden_size, n_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", hidden_size // max(n_heads, 1))
@@ -247,7 +253,7 @@ def _vocab_size(keys: Keys) -> int:
 
 
 def _refuse_variations(keys: Keys, scalings: tuple[str, ...]) -> None:
-    """Members of the family whose arithmetic differs from ours."""
+    """Raise Unsupported for members of the family whose arithmetic differs."""
     if experts := keys.integer("expert_count", 0):
         raise keys.unsupported("expert_count", experts, "dense models (0)")
     if keys.find("attention.causal") is False:

@@ -1,7 +1,7 @@
-"""The Llama architecture (Llama 2 and 3, SmolLM2, TinyLlama): its tensors, loaded.
+"""A decoder model with its weights on the GPU, and the tensors of the Llama architecture (Llama 2 and 3, SmolLM2, …).
 
-Others that compute the same of tensors that are stored in another way derive from it (phi3.py).  ``steps.py`` records
-what all of them compute.
+Architectures that compute the same from tensors stored in another way derive from it (``phi3.py``).  ``steps.py``
+records the steps of all of them.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,10 @@ from stepwell.weights.synthetic import WeightPlan, make_weights, plan_weights
 
 
 class DecoderModel:
-    """A loaded model: its config and its weights on the GPU.  ``steps`` records what it computes."""
+    """A loaded model: its ``config``, and on the GPU its ``weights`` and its tables of ``rotations``.
+
+    ``switch_position``: longer sequences are rotated by other frequencies, all of them; None: there is one set.
+    """
 
     config_type: ClassVar[type[DecoderConfig]] = DecoderConfig
 
@@ -30,14 +33,17 @@ class DecoderModel:
         self.weights = weights
         self.rotations = rotations
         self._pool = launcher.pool
-        # sequences of more positions than that are rotated by other frequencies, all of them
         self.switch_position = config.original_context if len(config.rope_factors) > 1 else None
 
     @classmethod
     async def load(
         cls, file: GgufFile, source: ByteSource, launcher: Launcher, progress: Progress | None = None
     ) -> Self:
-        """Check the file against the architecture, then stream its weights.  A failure leaves no buffer behind."""
+        """Check ``file`` against the architecture, then stream its weights from ``source``.
+
+        ``progress`` gets (bytes done, bytes in total).  Raises as ``from_gguf``, ``check_tensors`` and ``load_weights``
+        do; then every buffer is given back.
+        """
         config = cls.config_type.from_gguf(file)
         check_tensors(file, config)
         table = rotation_tables(config, [await read_factors(file, source, name) for name in config.rope_factors])
@@ -54,11 +60,11 @@ class DecoderModel:
         return cls(config, weights, launcher, rotations)
 
     def steps(self, launcher: Launcher) -> Steps:
-        """How its steps are recorded for ``launcher``: any one of the device and pool of the weights."""
+        """The recorder of its steps with the kernels of ``launcher``, which has the device and pool of the weights."""
         return Steps(self.config, self.weights, self.rotations, self.switch_position, launcher)
 
     def kv_shape(self, launcher: Launcher, kv_type: str = "f32") -> KVShape:
-        """What its KV cache is made of, for the kernels of ``launcher``.  BadRequest for what is not in KV_TYPES."""
+        """What its KV cache is made of, for the kernels of ``launcher``.  BadRequest for a type not in KV_TYPES."""
         if kv_type not in KV_TYPES:
             raise BadRequest(f"no type {kv_type!r} of K and V; there are {', '.join(KV_TYPES)}.")
         config, tuning = self.config, launcher.tuning
@@ -76,7 +82,10 @@ class DecoderModel:
     async def synthetic(
         cls, config: DecoderConfig, kind: str, launcher: Launcher, progress: Progress | None = None
     ) -> Self:
-        """A model of this shape with random weights in the layout of the tensor format ``kind``, made on the GPU."""
+        """A model of the shape ``config`` with random weights, made on the GPU in the layout of tensor format ``kind``.
+
+        ``progress`` gets (bytes done, bytes in total).
+        """
         table = rotation_tables(config)
         rotations = launcher.pool.acquire(len(table), Role.WEIGHTS, "rope turns")
         try:
@@ -90,7 +99,7 @@ class DecoderModel:
 
 
 def weight_plan(config: DecoderConfig, kind: str) -> WeightPlan:
-    """What random weights of this shape are made of."""
+    """The random weights of the shape ``config`` in the layout of tensor format ``kind``."""
     return plan_weights(kind, expected_tensors(config), matrices(config), vectors(config))
 
 
@@ -106,7 +115,7 @@ def matrices(config: DecoderConfig) -> Mapping[str, tuple[str, ...]]:
 
 
 def vectors(config: DecoderConfig) -> Mapping[str, str]:
-    """The f32 vectors of the step and their tensors."""
+    """The f32 vectors of the step and the tensor of each."""
     names = [f"blk.{i}.{name}" for i in range(config.n_layers) for name in ("attn_norm", "ffn_norm")]
     return {name: f"{name}.weight" for name in (*names, "output_norm")}
 

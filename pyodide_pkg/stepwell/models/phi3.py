@@ -1,4 +1,4 @@
-"""The Phi-3 architecture (Phi-3, Phi-3.5, Phi-4-mini): what Llama computes, of tensors that are stored in another way.
+"""The Phi-3 architecture (Phi-3, Phi-3.5, Phi-4-mini): it computes what Llama does, from tensors stored in another way.
 
 q, k and v are one tensor, gate and up another.  Heads are rotated by halves, in pairs (i, i + rope_dim / 2), and only
 their first ``rope_dim`` values: the rows of q and k are laid out anew at load time, so that the kernels see pairs of
@@ -61,11 +61,16 @@ class Phi3Config(DecoderConfig):
 
 
 class Phi3(DecoderModel):
+    """A loaded Phi-3 model."""
+
     config_type: ClassVar[type[DecoderConfig]] = Phi3Config
 
 
 def attention_factor(context: int, original: int) -> float:
-    """LongRoPE: how much q and k are stretched in a model whose context was extended (files may say so themselves)."""
+    """LongRoPE's stretch of q and k in a model whose context was extended from ``original`` to ``context`` positions.
+
+    Files may state another one.
+    """
     if context <= original or original < 2:
         return 1.0
     return math.sqrt(1 + math.log(context / original) / math.log(original))

@@ -1,4 +1,4 @@
-"""The tables of rotations: cos and sin of the binary digits of a position, and what divides their frequencies."""
+"""The tables of rotations: cos and sin for each binary digit of a position, and the factors of their frequencies."""
 
 import math
 import struct
@@ -13,7 +13,7 @@ from stepwell.weights.gguf import GgufFile
 
 
 async def read_factors(file: GgufFile, source: ByteSource, name: str) -> list[float]:
-    """The values of a small f32 tensor that divides frequencies.  BadFile for what cannot."""
+    """The values of the small f32 tensor ``name``, which divide frequencies.  Raises BadFile for values that cannot."""
     tensor = file.tensors[name]
     values = struct.unpack(f"<{tensor.shape[0]}f", await source.read(tensor.offset, tensor.nbytes))
     for index, value in enumerate(values):
@@ -25,7 +25,7 @@ async def read_factors(file: GgufFile, source: ByteSource, name: str) -> list[fl
 def rotation_tables(config: DecoderConfig, factors: Sequence[Sequence[float]] = ()) -> bytes:
     """cos and sin of 2^bit * theta^(-2i/rope_dim), f32 [ROPE_BITS][rope_dim / 2][2]: see ``wgsl/rope_append.wgsl``.
 
-    A table for each of ``factors``, which divide the frequencies; without any it is one.
+    There is a table for each of ``factors``, whose values divide the frequencies, and one plain table without any.
     """
     half = config.rope_dim // 2
     rotations = array("f")

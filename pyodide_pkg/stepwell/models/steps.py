@@ -1,4 +1,4 @@
-"""One step of a model of the Llama family, as recorder calls.
+"""One step of a decoder model, as recorder calls.
 
 Per layer nine launches: norm, qkv, rope + KV append, attention by chunks and its merge, output + residual, norm,
 gate|up + SwiGLU, down + residual.  On GPUs a decode step has five (``kernels/fused.py``).
@@ -20,12 +20,14 @@ from stepwell.step.recorder import Recorder
 from stepwell.step.shapes import power_of_two
 from stepwell.weights.loader import Weights
 
-FEWEST_ROWS = 64  # of a prefill step: a matrix is worth reading for them
-PARTIALS_BYTES = 128 << 20  # what a binding holds on every device
+FEWEST_ROWS = 64
+"""Rows of a prefill step for which a matrix is worth reading."""
+PARTIALS_BYTES = 128 << 20
+"""Bytes that a binding holds on every device."""
 
 
 class Steps:
-    """Records the steps of a model: with which kernels is its launcher's choice."""
+    """Records the steps of a model, with the kernels that its launcher chooses."""
 
     def __init__(
         self, config: DecoderConfig, weights: Weights, rotations: Buffer, switch_position: int | None,
@@ -33,7 +35,7 @@ class Steps:
     ) -> None:  # fmt: skip
         """``rotations`` and ``switch_position`` are those of ``DecoderModel``.
 
-        Raises BadRequest when ``fused`` is on and the model's heads or rows are none for it.
+        Raises BadRequest when the option ``fused`` is on and its kernels cannot take the model's heads or rows.
         """
         self.config, self._weights, self._rotations, self._switch_position = config, weights, rotations, switch_position
         tuning = launcher.tuning
@@ -46,8 +48,12 @@ class Steps:
 
     @property
     def kernels(self) -> dict[str, object]:
-        """What ``auto`` came to: the family, whether decode steps are fused, the lanes of subgroups (0: not used), and
-        whether fused products are in integers, those of prompts in f16, where their format (and size) allows it."""
+        """The kernels chosen, as plain data.
+
+        ``kernels``: the family.  ``fused``: whether decode steps are.  ``subgroups``: their lanes, 0 for none.
+        ``dot4`` and ``f16``: whether fused products are in integers, and products of prompts in f16, where the format
+        and size of a matrix allow it.
+        """
         tuning, fused = self._ops.tuning, self._one_by_one
         lanes = max(4 * tuning.subgroups, tuning.subgroup * fused)
         return {
@@ -59,7 +65,7 @@ class Steps:
         }
 
     def _goes_one_by_one(self, launcher: Launcher) -> bool:
-        """One row in few launches: where that is wanted, heads are whole octets, and a workgroup has room for a row."""
+        """Whether a step of one row has few launches: they are wanted, and its heads and rows fit the kernels."""
         tuning, longest = launcher.tuning, max(self.config.hidden_size, self.config.n_heads * self.config.head_dim)
         octets = self.config.head_dim % 8 == 0
         if not tuning.fused or (octets and self._fused.fits(longest)):
@@ -77,8 +83,9 @@ class Steps:
         return False
 
     def prefill_rows(self, reach: int) -> int:
-        """Tokens per step of a prompt that ends at ``reach`` positions: fewer where attention leaves partial results
-        of many chunks.
+        """Tokens per step of a prompt that ends at ``reach`` positions.
+
+        The launcher's ``prefill_rows``, or fewer where attention's partial results would exceed PARTIALS_BYTES.
         """
         tuning, heads = self._ops.tuning, self._heads
         rows, chunks = tuning.prefill_rows, power_of_two(ceil_div(reach, tuning.attention_chunk))
@@ -96,11 +103,12 @@ class Steps:
         reach: int,
         want_logits: bool,
     ) -> Buffer | None:
-        """Record the step of ``rec``: its rows' ids in, the last row's f32 logits[vocab] out.
+        """Record the step of ``rec``: ``ids``[rows] in, the f32 logits[vocab] of the last row out.
 
-        ``reach`` is where the sequence may come to: the workspaces that depend on its length are made for that, so that
-        they stay the same from step to step.  For several rows it is where their prompt ends, and that is what the
-        frequencies of rotation go by; one row is the last of its sequence.  Without ``want_logits`` the result is None.
+        ``kv`` has the K and V of each layer.  ``reach`` is the length that the sequence may come to: workspaces are
+        made for it, so that they stay the same from step to step.  A step of several rows is part of a prompt,
+        ``reach`` is the prompt's end, and the frequencies of rotation go by it; one row is the last of its sequence.
+        Returns None without ``want_logits``.
         """
         if rec.rows == 1 and self._one_by_one:
             x = self._record_one(rec, scope, ids, kv, reach)
@@ -109,7 +117,7 @@ class Steps:
         return self._logits(rec, scope, x) if want_logits else None
 
     def _record_rows(self, rec: Recorder, scope: Acquires, ids: Buffer, kv: Sequence[LayerKV], reach: int) -> Buffer:
-        """All layers for any number of rows; returns x[rows][hidden]."""
+        """Record all layers for any number of rows; returns x[rows][hidden]."""
         c, ops, heads, w, rows = self.config, self._ops, self._heads, self._weights, rec.rows
         width = rec.shapes.width(rows)
         x = scope.acquire(4 * width * c.hidden_size, "x")
@@ -144,7 +152,7 @@ class Steps:
         return x
 
     def _record_one(self, rec: Recorder, scope: Acquires, ids: Buffer, kv: Sequence[LayerKV], reach: int) -> Buffer:
-        """All layers for one row in as few launches as possible; returns x[hidden]."""
+        """Record all layers for one row in as few launches as possible; returns x[hidden]."""
         c, fused, heads, w, eps = self.config, self._fused, self._heads, self._weights, self.config.rms_eps
         x = scope.acquire(4 * c.hidden_size, "x")
         q = scope.acquire(4 * c.n_heads * c.head_dim, "q")
@@ -166,7 +174,7 @@ class Steps:
         return x
 
     def _logits(self, rec: Recorder, scope: Acquires, x: Buffer) -> Buffer:
-        """Of the step's last row."""
+        """Record the logits of the step's last row."""
         c, w = self.config, self._weights
         logits = scope.acquire(4 * c.vocab_size, "logits")
         norm, output = w.vector("output_norm"), w.matrix("output")
@@ -179,7 +187,7 @@ class Steps:
         return logits
 
     def _long_from(self, rows: int, reach: int) -> int:
-        """From how many positions on a step takes the frequencies of long sequences; 0: it does not.
+        """The length from which on a step takes the frequencies of long sequences; 0: it never does.
 
         A decode step is replayed at other positions, so its kernels compare; the steps of a prompt go by its end.
         """
@@ -199,7 +207,7 @@ class Steps:
         return shape, partials, scope.workspace("attention", shape, "attention normals", normal_bytes)
 
     def choose(self, rec: Recorder, scope: Acquires, logits: Buffer, token: Buffer, ban: tuple[int, ...]) -> None:
-        """Record greedy choice: token[0] = argmax of the logits outside ``ban``."""
+        """Record greedy choice: token[0] = the id of the largest logit outside ``ban``."""
         nbytes = self._ops.argmax_bytes()
         pairs = scope.workspace("argmax", (1,), "argmax pairs", nbytes) if nbytes else None
         self._ops.argmax(rec, logits, pairs, token, size=self.config.vocab_size, ban=ban)
@@ -208,7 +216,7 @@ class Steps:
         self, rec: Recorder, scope: Acquires, logits: Buffer, settings: Buffer, token: Buffer, ban: tuple[int, ...],
         cuts: Cuts,
     ) -> None:  # fmt: skip
-        """Record a draw: token[0] = an id of those outside ``ban``, by ``settings`` (``kernels/sampling.py``)."""
+        """Record a draw: token[0] = an id outside ``ban``, by ``settings`` and ``cuts`` (``kernels/sampling.py``)."""
         size = self.config.vocab_size
         work = scope.workspace("sample", (1,), "sampling", self._sampling.work_bytes())
         distances = scope.workspace("sample", (1,), "distances", 4 * size)

@@ -9,6 +9,9 @@ Shapes are those of the ``config.json`` on Hugging Face, as also found in:
     microsoft/Phi-4-mini-instruct      transformers, models/phi3 (partial rotary factor 0.75)
 The factors that divide the frequencies of rotation are left out: they would turn random vectors by other angles.  So no
 sequence is read anew when it outgrows an original context.
+
+There is no tokenizer: a prompt's bytes are its ids, the answer is its ids in angle brackets, and no id ends it
+(``text/plain.py``).
 """
 
 from collections.abc import Mapping
@@ -25,13 +28,15 @@ from stepwell.models.phi3 import Phi3Config, attention_factor
 from stepwell.weights.synthetic import WeightPlan
 
 PREFIX = "synthetic:"
+"""How the name of a synthetic model begins."""
 DEFAULT_FORMAT = "Q4_0"
+"""The tensor format of a name without one."""
 _LIMITS = ("maxStorageBufferBindingSize", "maxBufferSize")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a model's weights are to fit: a row of ARCHITECTURES, and its config."""
+    """A published shape: its title, its row of ARCHITECTURES, and its config."""
 
     title: str
     architecture: str
@@ -97,14 +102,15 @@ SHAPES: dict[str, Shape] = {
         ),
     ),
 }
+"""The shapes by name."""
 
 KV_ONLY: Mapping[str, str] = {f"{PREFIX}qwen3.5-4b-kv": "kv16"}
-"""Names of shapes of which there is the KV cache alone, and the workload that it is (decode/kv_pattern.py)."""
+"""Names of models of which only the KV cache is there, and its workload (decode/kv_pattern.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """A shape, and the format of its weights."""
+    """A synthetic model: the name of its ``shape``, and the tensor format ``kind`` of its weights."""
 
     shape: str
     kind: str = DEFAULT_FORMAT
@@ -117,7 +123,7 @@ class Synthetic:
 
     @classmethod
     def named(cls, name: str) -> "Synthetic":
-        """The model that ``name`` means; BadRequest if it is none, or a KV cache only."""
+        """The model that ``name`` means.  Raises BadRequest if it means none, or a KV cache only."""
         if name in KV_ONLY:
             raise BadRequest(f"{name} is a KV cache without a model: run the workload {KV_ONLY[name]}.")
         shape, colon, kind = name.removeprefix(PREFIX).partition(":")
@@ -132,23 +138,27 @@ class Synthetic:
 
     @property
     def name(self) -> str:
+        """The shortest name of the model."""
         return self.choice + (f":{self.kind}" if self.kind != DEFAULT_FORMAT else "")
 
     @property
     def architecture(self) -> str:
+        """Its architecture: a key of ARCHITECTURES."""
         return SHAPES[self.shape].architecture
 
     @property
     def config(self) -> DecoderConfig:
+        """The config of its shape."""
         return SHAPES[self.shape].config
 
     @property
     def weight_plan(self) -> WeightPlan:
+        """What its weights are made of."""
         return weight_plan(self.config, self.kind)
 
     @property
     def tensor_types(self) -> dict[str, int]:
-        """How many tensors a file of this model would have, by type."""
+        """Tensors that a file of this model would have, by type."""
         shapes = expected_tensors(self.config).values()
         matrices = sum(len(shape) > 1 for shape in shapes)
         types = {self.kind: matrices}
@@ -156,7 +166,7 @@ class Synthetic:
         return types
 
     def lacks(self, limits: Mapping[str, int]) -> tuple[str, str, int] | None:
-        """The limit that a buffer of this model exceeds, the buffer, and its bytes; None: it fits."""
+        """The limit that a buffer of this model exceeds, the buffer, and its bytes; None: the model fits ``limits``."""
         buffers = self.weight_plan.buffers
         largest = max(buffers, key=lambda name: buffers[name])
         for limit in _LIMITS:
@@ -165,16 +175,16 @@ class Synthetic:
         return None
 
     def check(self, limits: Mapping[str, int]) -> None:
-        """MissingCapability, with what would fit, if the device cannot hold the largest matrix in one buffer."""
+        """Raise MissingCapability, with what would fit, if ``limits`` do not allow the largest matrix in one buffer."""
         if (lack := self.lacks(limits)) is None:
             return
         limit, buffer, nbytes = lack
         others = [Synthetic(shape, kind) for shape in SHAPES for kind in dict.fromkeys((self.kind, DEFAULT_FORMAT))]
         fitting = [other.name for other in others if other.lacks(limits) is None]
-        advice = f"Of the synthetic models {', '.join(fitting) or 'none'} would fit."
+        advice = f"Synthetic models that would fit: {', '.join(fitting) or 'none'}."
         raise MissingCapability(limit, nbytes, limits[limit], f"{self.name} has {buffer} in one buffer. {advice}")
 
     async def make(self, launcher: Launcher, progress: Progress | None = None) -> DecoderModel:
-        """Make the weights on the GPU; raises as ``check``, and what the pool and the device raise."""
+        """Make the weights on the GPU.  Raises as ``check`` does, and what the pool and the device raise."""
         self.check(launcher.device.info.limits)
         return await ARCHITECTURES[self.architecture].synthetic(self.config, self.kind, launcher, progress)

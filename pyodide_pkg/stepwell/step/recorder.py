@@ -14,10 +14,11 @@ from stepwell.memory.buffer import Buffer
 from stepwell.step.shapes import Shapes
 
 Constant = int | float | bool | str | tuple[int, ...]
+"""A constant of a kernel's template."""
 
 
 class ByLength(NamedTuple):
-    """A grid whose x is ceil(length / unit), with the length of the step, and at most ``most``."""
+    """A grid whose x is ceil(length / ``unit``), ``length`` being that of the step, and at most ``most``."""
 
     unit: int
     y: int
@@ -25,6 +26,7 @@ class ByLength(NamedTuple):
     most: int = ANY_NUMBER
 
     def at(self, length: int) -> tuple[int, int, int]:
+        """The grid in a step whose end is at ``length`` positions."""
         return min(-(-length // self.unit), self.most), self.y, self.z
 
 
@@ -43,7 +45,7 @@ class Variant(NamedTuple):
 
 
 class Write(NamedTuple):
-    """A few 32-bit words for a small buffer, from the host.  What was recorded before it is submitted before it."""
+    """32-bit ``words`` from the host to ``buffer`` at ``offset`` bytes; what was recorded before is submitted first."""
 
     buffer: int
     offset: int
@@ -51,6 +53,8 @@ class Write(NamedTuple):
 
 
 class Copy(NamedTuple):
+    """A copy of ``nbytes`` bytes between two buffers."""
+
     source: int
     source_offset: int
     target: int
@@ -59,7 +63,7 @@ class Copy(NamedTuple):
 
 
 class CopyPast(NamedTuple):
-    """The first ``unit`` bytes per position before the step's, from start to start."""
+    """A copy of the first position * ``unit`` bytes, from the start of ``source`` to the start of ``target``."""
 
     source: int
     target: int
@@ -67,7 +71,7 @@ class CopyPast(NamedTuple):
 
 
 class CopyOut(NamedTuple):
-    """To the start of the step's staging buffer: what is read back."""
+    """A copy of ``nbytes`` bytes to the start of the step's staging buffer, to be read back."""
 
     source: int
     offset: int
@@ -77,7 +81,7 @@ class CopyOut(NamedTuple):
 class Launch(NamedTuple):
     """One dispatch: ``buffers`` in binding order, bound whole (an int) or in part (a Binding).
 
-    ``node`` is the operation of the model's graph, ``shape`` its shape class: what variants are bounded by.
+    ``node`` is the operation of the model's graph, ``shape`` its shape class: variants are bounded per node and class.
     """
 
     variant: Variant
@@ -88,7 +92,7 @@ class Launch(NamedTuple):
 
     @property
     def use(self) -> tuple[str, Shape, Variant]:
-        """What the cache of kernels keeps it under."""
+        """(node, shape class, variant): the key of the cache of kernels."""
         return self.node, self.shape, self.variant
 
 
@@ -96,9 +100,10 @@ Command = Write | Copy | CopyPast | CopyOut | Launch
 
 
 class Step(NamedTuple):
-    """``position`` is that of the first of ``rows`` tokens; ``staging`` the buffer that CopyOut fills, 0: none.
+    """The commands of a step of ``rows`` tokens, the first of them at ``position``.
 
-    ``draw``: the random number that a sampled token is chosen by (``decode/sampling.py``).
+    ``staging`` is the buffer that CopyOut fills, 0: none.  ``draw`` is the random number by which a sampled token is
+    chosen (``kernels/sampling.py``).
     """
 
     position: int
@@ -129,12 +134,15 @@ class Step(NamedTuple):
 
     @property
     def uses(self) -> list[tuple[str, Shape, Variant]]:
-        """(node, shape class, variant) of every launch."""
+        """(node, shape class, variant) of every launch, in order."""
         return [command.use for command in self.commands if isinstance(command, Launch)]
 
 
 class Recorder:
-    """Collects one step.  Cheap enough to run for every token; no GPU object, no JS."""
+    """Collects the commands of one step: no GPU object, no JS, and cheap enough to run for every token.
+
+    ``position``, ``rows`` and ``draw`` are those of the step; ``shapes`` gives shape classes.
+    """
 
     __slots__ = ("_commands", "_shape", "draw", "position", "rows", "shapes")
 
@@ -150,18 +158,21 @@ class Recorder:
         self._commands: list[Command] = []
 
     def write(self, buffer: Buffer, offset: int, words: Sequence[int]) -> None:
+        """Record a write of 32-bit ``words`` at ``offset`` bytes; what was recorded before it is submitted first."""
         self._commands.append(Write(buffer.id, offset, tuple(words)))
 
     def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, nbytes: int) -> None:
+        """Record a copy of ``nbytes`` bytes; nothing for 0."""
         if nbytes:
             self._commands.append(Copy(source.id, source_offset, target.id, target_offset, nbytes))
 
     def copy_past(self, source: Buffer, target: Buffer, unit: int) -> None:
-        """Copy what the positions before this step's hold: ``unit`` bytes each."""
+        """Record a copy of the positions before the step's, ``unit`` bytes each."""
         if self.position:
             self._commands.append(CopyPast(source.id, target.id, unit))
 
     def copy_out(self, source: Buffer, offset: int, nbytes: int) -> None:
+        """Record a copy of ``nbytes`` bytes to the start of the step's staging buffer."""
         self._commands.append(CopyOut(source.id, offset, nbytes))
 
     def launch(
@@ -172,10 +183,13 @@ class Recorder:
         node: str = "",
         shape: Shape | None = None,
     ) -> None:
-        """Record a dispatch.  ``shape`` is by default the step's width class; without a ``node`` no bound holds."""
+        """Record a dispatch of ``variant`` over ``grid``, with ``buffers`` in binding order.
+
+        ``shape`` is the step's width class by default; without a ``node`` the variant is not bounded.
+        """
         handles = tuple([buffer.id for buffer in buffers])
         self._commands.append(Launch(variant, handles, grid, node, self._shape if shape is None else shape))
 
     def finish(self, staging: Buffer | None = None) -> Step:
-        """The step; ``staging`` takes what ``copy_out`` recorded."""
+        """The step; ``staging`` is the buffer to which ``copy_out`` copies."""
         return Step(self.position, self.rows, 0 if staging is None else staging.id, tuple(self._commands), self.draw)

@@ -14,19 +14,19 @@ WIDTHS = (1, 4, 16, 64)
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """``ladder``: the classes below; without it every size is a class of its own."""
+    """How sizes are classed: with ``ladder`` by the classes below, else every size is a class of its own."""
 
     ladder: bool = True
 
     def width(self, rows: int) -> int:
-        """The class of a step of ``rows`` tokens: at least as many."""
+        """The class of a step of ``rows`` tokens: at least ``rows``."""
         if not self.ladder:
             return rows
         place = bisect_left(WIDTHS, rows)
         return WIDTHS[place] if place < len(WIDTHS) else power_of_two(rows)
 
     def chunks(self, count: int) -> int:
-        """The class of ``count`` chunks of positions: at least as many."""
+        """The class of ``count`` chunks of positions: at least ``count``."""
         return power_of_two(count) if self.ladder else count
 
 

@@ -1,9 +1,11 @@
-"""The autotuner: times the ways of sharing out each product of a model's decode step, on its own weights.
+"""The autotuner: times the tilings of each product of a model's decode step, on the model's own weights.
 
-Every product has a rule's choice (``kernels/tuning.py``).  Another one takes its place when it is faster by more than
-``MARGIN`` and the spread of its rounds, and when its results are the same but for rounding: sums in another order.
+Every product has a rule's tiling (``kernels/fused.py``, ``kernels/ops.py``).  Another takes its place when it is faster
+by more than ``MARGIN`` and the spread of either's rounds, and when its results differ by rounding only: sums in another
+order.
 """
 
+import math
 import random
 from array import array
 from asyncio import gather
@@ -25,19 +27,22 @@ from stepwell.tuning.candidates import alternatives, retiled
 from stepwell.tuning.remembered import Choice
 
 MARGIN = 0.03
+"""The part of the rule's time that another tiling must save."""
 ROUNDS = 7
-_TRIALS = 2  # rounds of all; what is slower than the best by more than _BEHIND then goes no further
-_BEHIND = 1.15
-CHAIN_US = 10_000  # of launches in one submit: browsers round the GPU's clock to 100 us
-_LONGEST = 2048  # launches
-_POSITION = 300  # of the step: merges and appends as in the middle of an answer
-_VALUES = 4099  # random ones, repeated over each buffer; a prime, so that no two rows of anything begin alike
+"""Times that each tiling is timed, in rotating order."""
+CHAIN_US = 10_000
+"""Microseconds of launches in one submit: browsers round the GPU's clock to 100 us."""
+_TRIALS = 2  # rounds for all tilings; those slower than the best by more than _SLOWEST then drop out
+_SLOWEST = 1.15
+_LONGEST = 2048  # launches in a chain, at most
+_POSITION = 300  # position of the step: merges and appends as in the middle of an answer
+_VALUES = 4099  # random values, repeated over each buffer; a prime, so that no two rows begin alike
 _BLOCK = 1024  # values that are compared at once
 _TIMESTAMPS = "timestamp-query"
 
 
 def tolerance(k: int) -> float:
-    """How far two results may differ, as a part of the largest one.
+    """The most that two results of a product of ``k`` terms may differ by, as a part of the largest one.
 
     An f32 sum of k terms, one after the other, is off by about sqrt(k) roundings of 2^-24, relative to the sum of the
     terms' magnitudes (rounding errors are independent), and that is up to sqrt(k) times the largest of many sums of
@@ -48,9 +53,11 @@ def tolerance(k: int) -> float:
 
 @dataclass(slots=True)
 class TuningOutcome:
-    """``measured``: the choice for every product that was measured, None where the rule's is kept.
+    """What a tuner found.
 
-    ``refused``: a sentence for each candidate that was faster but wrong, or could not be compiled.
+    ``measured``: the choice for every product that was measured, None where the rule's is kept.  ``refused``: a
+    sentence for each tiling that was faster but wrong, or did not compile.  ``products``: how many the model has.
+    ``complete``: all of them were measured.
     """
 
     measured: dict[ProductKey, Choice | None] = field(default_factory=dict)
@@ -76,7 +83,7 @@ class Autotuner:
     """Tunes one model on its device, with kernels and bind groups of its own, which ``close`` gives back."""
 
     def __init__(self, model: DecoderModel, launcher: Launcher, budget_ms: float) -> None:
-        """For launchers with the kernel options of ``launcher``."""
+        """Tune for launchers with the kernel options of ``launcher``, for ``budget_ms`` milliseconds at most."""
         options = replace(
             launcher.options, tuned=False, shared_pass=True, bind_group_cache=True, bind_groups=1 << 16, submit_every=0,
             submit_every_ms=0,
@@ -85,37 +92,37 @@ class Autotuner:
         self._launcher = Launcher(launcher.device, launcher.pool, options)
         self._scratch = _Scratch(self._launcher)
         self._stamps = _TIMESTAMPS in launcher.device.info.features
-        self._outcome = TuningOutcome()
-        self._deadline_ms = 0.0
+        self.outcome = TuningOutcome()
+        self._deadline_ms = math.inf  # until ``run`` sets one
         self._position = min(_POSITION, model.config.context_length - 1)
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Stop after the measurement under way; what was found until then stays."""
+        """Stop after the measurement under way; what was found before it stays."""
         self.cancelled = True
 
     def close(self) -> None:
-        """Give everything back."""
+        """Give every buffer, bind group and kernel back."""
         self._scratch.release()
         self._launcher.close()
         self._launcher.pool.flush()
 
     async def run(self, progress: Callable[[int, int], None] = lambda done, total: None) -> TuningOutcome:
-        """Measure product after product, those with most weights first, as long as the time lasts.
+        """Measure one product after the other, those with most weights first, until the time is up.
 
         ``progress`` gets (products done, products in total).  Raises what the device raises.
         """
         self._deadline_ms = now_ms() + self._budget_ms
-        device, products = self._launcher.device, self._products()
-        self._outcome.products = len(products)
+        device, products = self._launcher.device, self.products()
+        self.outcome.products = len(products)
         device.set_profile(passes=self._stamps)
         try:
             for done, (key, launches) in enumerate(products.items()):
                 progress(done, len(products))
-                self._outcome.measured[key] = await self._tune(key, launches)
+                self.outcome.measured[key] = await self._tune(key, launches)
                 self._launcher.release_run()
             progress(len(products), len(products))
-            self._outcome.complete = True
+            self.outcome.complete = True
         except _Stopped:
             pass
         except DeviceLost:
@@ -123,12 +130,12 @@ class Autotuner:
             raise
         finally:
             device.set_profile()
-        return self._outcome
+        return self.outcome
 
     # ---- one product -------------------------------------------------------------------------------------------------
 
-    def _products(self) -> dict[ProductKey, list[Launch]]:
-        """The launches of the step, of all layers, by product."""
+    def products(self) -> dict[ProductKey, list[Launch]]:
+        """The launches of the decode step, from all layers, by product: those with most weights first."""
         model, scratch, end = self._model, self._scratch, self._position + 1
         rec = Recorder(self._position, 1, self._launcher.shapes)
         width_bytes = model.kv_shape(self._launcher).width_bytes
@@ -143,15 +150,15 @@ class Autotuner:
 
     async def _tune(self, key: ProductKey, launches: Sequence[Launch]) -> Choice | None:
         default = tiling_of(launches[0].variant)
-        tilings = await self._compiled(key, launches[0], alternatives(key, default, self._launcher.tuning))
+        tilings = await self.compiled(key, launches[0], alternatives(key, default, self._launcher.tuning))
         times = await self._measure(launches, tilings)
         for tiling in sorted(times, key=lambda tiling: median(times[tiling])):
             if is_faster(times[tiling], times[default]) and await self._is_right(key, launches[0], tiling):
                 return Choice(tiling, median(times[tiling]), median(times[default]))
         return None
 
-    async def _compiled(self, key: ProductKey, launch: Launch, tilings: Sequence[Tiling]) -> list[Tiling]:
-        """Those that this device compiles, all at once."""
+    async def compiled(self, key: ProductKey, launch: Launch, tilings: Sequence[Tiling]) -> list[Tiling]:
+        """The ``tilings`` of ``launch`` that this device compiles; they are compiled all at once."""
         self._check()
         steps = [self._step([retiled(launch, tiling)]) for tiling in tilings]
         results = await gather(*map(self._launcher.prepare, steps), return_exceptions=True)
@@ -166,7 +173,7 @@ class Autotuner:
         return found
 
     async def _measure(self, launches: Sequence[Launch], tilings: Sequence[Tiling]) -> dict[Tiling, list[float]]:
-        """Microseconds per launch, round by round, in turns; of those that are worth all the rounds."""
+        """Microseconds per launch of each tiling that is worth all the rounds, round by round, in rotating order."""
         count = await self._chain_length(launches)
         chains = {tiling: self._chain(launches, tiling, count) for tiling in tilings}
         times: dict[Tiling, list[float]] = {tiling: [] for tiling in tilings}
@@ -175,20 +182,20 @@ class Autotuner:
             for tiling in racing[number % len(racing) :] + racing[: number % len(racing)]:
                 times[tiling].append(await self._time(chains[tiling], count))
             if number + 1 == _TRIALS:
-                limit = _BEHIND * min(map(min, times.values()))
+                limit = _SLOWEST * min(map(min, times.values()))
                 racing = [tiling for tiling in racing if tiling is tilings[0] or min(times[tiling]) <= limit]
         return {tiling: times[tiling] for tiling in racing}
 
     async def _chain_length(self, launches: Sequence[Launch]) -> int:
-        """How many launches of the rule's choice take long enough to time: over all layers' weights, if they may."""
+        """Launches with the rule's tiling that take CHAIN_US: over all layers' weights, if those are not far more."""
         count, default = len(launches), tiling_of(launches[0].variant)
-        await self._time(self._chain(launches, default, count), count)  # the first is of a cold clock
+        await self._time(self._chain(launches, default, count), count)  # the first has a cold clock
         each = max(await self._time(self._chain(launches, default, count), count), CHAIN_US / _LONGEST)
         layers = min(len(launches), int(4 * CHAIN_US / each))
         return max(2, layers, int(CHAIN_US / each))
 
     def _chain(self, launches: Sequence[Launch], tiling: Tiling, count: int) -> list["array[int]"]:
-        """``count`` launches, layer after layer, as programs that can be submitted again and again."""
+        """``count`` launches, one layer after the other, as programs that can be submitted again and again."""
         several = [retiled(launch, tiling) for launch in launches]
         step = self._step([several[i % len(several)] for i in range(count)])
         return [program.words for program in Assembly(self._launcher.context, step, whole=True).programs()]
@@ -212,7 +219,7 @@ class Autotuner:
     # ---- right or wrong ----------------------------------------------------------------------------------------------
 
     async def _is_right(self, key: ProductKey, launch: Launch, tiling: Tiling) -> bool:
-        expected, found = await self._results(launch), await self._results(retiled(launch, tiling))
+        expected, found = await self.results(launch), await self.results(retiled(launch, tiling))
         for wanted, got in zip(expected, found, strict=True):
             bound = tolerance(key.k) * max(map(abs, wanted))
             errors = differences(wanted, got)
@@ -221,8 +228,8 @@ class Autotuner:
                 return False
         return True
 
-    async def _results(self, launch: Launch) -> list["array[float]"]:
-        """All that the launch writes, of the same random input every time."""
+    async def results(self, launch: Launch) -> list["array[float]"]:
+        """All that ``launch`` writes, given the same random input every time."""
         self._scratch.fill()
         self._launcher.submit(self._step([launch]))
         bindings = self._launcher.kernels[launch.variant].layout.bindings
@@ -238,7 +245,7 @@ class Autotuner:
         return results
 
     def _refuse(self, key: ProductKey, tiling: Tiling, reason: str) -> None:
-        self._outcome.refused.append(f"{key}, {tiling}: {reason}")
+        self.outcome.refused.append(f"{key}, {tiling}: {reason}")
 
     def _step(self, launches: Sequence[Launch]) -> Step:
         return Step(self._position, 1, 0, tuple(launches))
@@ -249,7 +256,10 @@ class Autotuner:
 
 
 def differences(wanted: "array[float]", got: "array[float]") -> list[float]:
-    """How far values are apart, of blocks that are not the same bit by bit: of a KV cache one position is written."""
+    """Absolute differences of ``wanted`` and ``got``, without blocks that are the same bit by bit.
+
+    Most blocks are in a KV cache, of which one position is written.
+    """
     found: list[float] = []
     for at in range(0, len(wanted), _BLOCK):
         pair = wanted[at : at + _BLOCK], got[at : at + _BLOCK]
@@ -259,24 +269,24 @@ def differences(wanted: "array[float]", got: "array[float]") -> list[float]:
 
 
 def is_faster(times: Sequence[float], default: Sequence[float]) -> bool:
-    """Whether the medians differ by more than the margin and either's spread over the rounds."""
+    """Whether the median of ``times`` is below that of ``default`` by more than the margin and either's spread."""
     usual = median(default)
     return usual - median(times) > MARGIN * usual + max(spread_over_rounds(times), spread_over_rounds(default))
 
 
 def median(times: Sequence[float]) -> float:
-    """The middle one, or the larger of the two."""
+    """The middle one of ``times``, or the larger of the two in the middle."""
     return sorted(times)[len(times) // 2]
 
 
 def spread_over_rounds(times: Sequence[float]) -> float:
-    """Half of the range, without the best and the worst round."""
+    """Half the range of ``times``, without the best and the worst round."""
     ordered = sorted(times)
     return (ordered[-2] - ordered[1]) / 2
 
 
 class _Scratch:
-    """A step's buffers, each of them its own, filled with random numbers."""
+    """A step's buffers, no two of them the same, filled with random numbers."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
@@ -300,7 +310,7 @@ class _Scratch:
     def fill(self) -> None:
         self._launcher.touch_ahead()
         for buffer in self._held.values():
-            values = self._positive if "normals" in buffer.label else self._signed  # those are divided by
+            values = self._positive if "normals" in buffer.label else self._signed  # they are divisors
             data = (values * -(-buffer.requested // len(values)))[: buffer.requested]
             self._launcher.write(buffer, data)
 

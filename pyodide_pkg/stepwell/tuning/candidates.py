@@ -1,4 +1,4 @@
-"""Which ways of sharing out a product are worth timing, and a recorded launch with its work shared out like that."""
+"""The tilings of a product that are worth timing, and a recorded launch with another tiling."""
 
 from dataclasses import asdict, replace
 from itertools import product
@@ -9,12 +9,12 @@ from stepwell.kernels.products import QUAD_THREADS, key_of
 from stepwell.kernels.tuning import ProductKey, Tiling, Tuning
 from stepwell.step.recorder import Launch, Variant
 
-_AHEAD = (1, 2, 4, 8)  # blocks of weights
-_MOST_PER_QUAD = 16  # outputs of its threads: more take long to compile
+_AHEAD = (1, 2, 4, 8)  # blocks of weights that a thread of matvec reads ahead
+_MOST_PER_QUAD = 16  # outputs per thread of matmul_quad: more take long to compile
 
 
 def retiled(launch: Launch, tiling: Tiling) -> Launch:
-    """The same product on the same buffers, its work shared out as ``tiling`` says."""
+    """``launch`` with the same product on the same buffers, tiled as ``tiling`` says."""
     changed = asdict(tiling)
     constants = tuple((name, changed.get(name, value)) for name, value in launch.variant.constants)
     workgroups = ceil_div(key_of(launch.variant).outputs, tiling.outputs)
@@ -22,7 +22,7 @@ def retiled(launch: Launch, tiling: Tiling) -> Launch:
 
 
 def alternatives(key: ProductKey, default: Tiling, tuning: Tuning) -> list[Tiling]:
-    """What to time for this product: the rule's choice, then others that can be compiled."""
+    """The tilings to time for the product ``key``: ``default``, the rule's, then others that can be compiled."""
     if key.kernel == "matvec":
         found = candidates(default, key.outputs, key.k, tuning)
     else:
@@ -31,9 +31,8 @@ def alternatives(key: ProductKey, default: Tiling, tuning: Tuning) -> list[Tilin
 
 
 def candidates(default: Tiling, outputs: int, k: int, tuning: Tuning) -> list[Tiling]:
-    """Neighbours of the rule's choice: half, the same and double of its width, outputs per thread and threads.
-
-    And, with all these as they are, other numbers of blocks that are read ahead.
+    """Neighbours of ``default`` for a product [outputs][k]: half, the same and double its width, outputs per thread and
+    threads; and, with these unchanged, other numbers of blocks that are read ahead.
     """
     found: dict[Tiling, None] = {}  # in order
     for wide, per, threads in product(
@@ -48,7 +47,7 @@ def candidates(default: Tiling, outputs: int, k: int, tuning: Tuning) -> list[Ti
 
 
 def fits(key: ProductKey, tiling: Tiling, tuning: Tuning) -> bool:
-    """Whether the product can be compiled and run so: threads, whole subgroups, a workgroup's memory.
+    """Whether the product ``key`` can run with ``tiling``: its threads, whole subgroups, a workgroup's memory.
 
     The last part of ``matvec`` gives each output of the workgroup a thread, and pairs of outputs meet in one.
     """
@@ -77,7 +76,7 @@ def fits(key: ProductKey, tiling: Tiling, tuning: Tuning) -> bool:
 
 
 def _fewer_and_more(per: int) -> tuple[int, ...]:
-    """Half, three quarters, and four thirds."""
+    """Half, three quarters, and four thirds of ``per``."""
     return max(1, per // 2), max(1, per * 3 // 4), min(_MOST_PER_QUAD, per * 4 // 3)
 
 

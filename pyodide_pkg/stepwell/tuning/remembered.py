@@ -19,13 +19,14 @@ from stepwell.launch.selection import tuning_for
 from stepwell.tuning.candidates import fits
 
 FORMAT = 1
+"""The version of the text."""
 _KERNELS = ("matvec", "matmul_quad")
 _PARTS = re.compile(r"{%\s*(?:import|include)\s*\"([\w.]+)\"")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A measured choice, and how long a launch takes with it and with the rule's, in microseconds."""
+    """A measured tiling, and microseconds per launch with it (``us``) and with the rule's (``default_us``)."""
 
     tiling: Tiling
     us: float
@@ -37,11 +38,12 @@ class Choice:
 
 
 def template(name: str) -> str:
+    """The text of the kernel template ``name``, a file name."""
     return files("stepwell.kernels").joinpath("wgsl", name).read_text(encoding="utf-8")
 
 
 def kernels_version() -> str:
-    """Of the templates of the kernels that are tuned, with all that these include: 16 hex digits."""
+    """A hash of the templates of the kernels that are tuned, with all that these include: 16 hex digits."""
     texts: dict[str, str] = {}
     wanted = [f"{kernel}.wgsl" for kernel in _KERNELS]
     while wanted:
@@ -53,13 +55,16 @@ def kernels_version() -> str:
 
 
 def adapter_id(info: DeviceInfo) -> dict[str, object]:
-    """What makes it another adapter, as far as its speed goes."""
+    """The facts of ``info`` that tell adapters apart, as far as their speed goes."""
     names = ("vendor", "architecture", "description", "subgroup_size", "subgroup_max_size")
     return {name: getattr(info, name) for name in names}
 
 
 class Remembered:
-    """The choices of one adapter.  ``tilings`` is what a ``Tuning`` looks them up in: it changes as they do."""
+    """The choices of the adapter ``info``.
+
+    ``tilings`` is the table in which a ``Tuning`` looks them up: it changes as they do.
+    """
 
     def __init__(self, info: DeviceInfo) -> None:
         self.choices: dict[ProductKey, Choice] = {}
@@ -68,7 +73,7 @@ class Remembered:
         self._others: list[dict[str, Any]] = []  # entries of other adapters, as they were
 
     def read(self, text: str) -> list[str]:
-        """Take what the host kept; returns a sentence for all that cannot be used, which is left out."""
+        """Take the choices in ``text``, which the host kept; return a sentence on what cannot be used, if any."""
         try:
             document = json.loads(text)
             version, entries = (document["format"], document["kernels"]), document["adapters"]
@@ -86,7 +91,7 @@ class Remembered:
         return [f"{lost} of {len(rows)} remembered choices cannot be used here and are ignored."] if lost else []
 
     def learn(self, measured: Mapping[ProductKey, Choice | None]) -> None:
-        """New choices; None: the rule's is the best."""
+        """Take the new choices in ``measured``; None forgets one: the rule's is the best."""
         for key, choice in measured.items():
             if choice is None:
                 self.choices.pop(key, None)
@@ -95,17 +100,17 @@ class Remembered:
                 self.choices[key], self.tilings[key] = choice, choice.tiling
 
     def text(self) -> str:
-        """For the host to keep, with what it kept for other adapters."""
+        """The text for the host to keep, with what it kept for other adapters."""
         own = {"adapter": adapter_id(self._info), "choices": self.rows(self.choices)}
         document = {"format": FORMAT, "kernels": kernels_version(), "adapters": [*self._others, own]}
         return json.dumps(document, indent=1)
 
     def rows(self, keys: Iterable[ProductKey]) -> list[dict[str, Any]]:
-        """Plain data of the choices for ``keys``, where there are any."""
+        """The choices for those of ``keys`` that have one, as plain data."""
         return [{**key._asdict(), **self.choices[key].row()} for key in keys if key in self.choices]
 
     def _choice(self, row: Mapping[str, Any]) -> tuple[ProductKey | None, Choice | None]:
-        """A row of the document; None for what is not one that this device can run."""
+        """The key and choice in a row of the document; None, None for a choice that this device cannot run."""
         try:
             key = ProductKey(*(_typed(row[name], kind) for name, kind in ProductKey.__annotations__.items()))
             tiling = Tiling(**{field.name: _typed(row["spread"][field.name], field.type) for field in fields(Tiling)})
@@ -119,14 +124,14 @@ class Remembered:
 
 
 def _typed(value: Any, kind: Any) -> Any:
-    """A value of this type, or one of a Literal's."""
+    """``value``, if it is of type ``kind``, or one of a Literal's; else a TypeError."""
     if (value not in allowed) if (allowed := get_args(kind)) else (type(value) is not kind):
         raise TypeError(value)
     return value
 
 
 def _time(value: Any) -> float:
-    """Microseconds."""
+    """``value``, if it is a time in microseconds; else a TypeError."""
     if type(value) is not float or not isfinite(value) or value <= 0:
         raise TypeError(value)
     return value

@@ -34,20 +34,19 @@ async def main(args):
         source = BytesSource(b64decode(args["data"]), "tiny.gguf")
         model = await DecoderModel.load(await read_gguf(source), source, launcher)
         tuner = Autotuner(model, launcher, 1e9)
-        tuner._deadline_ms = float("inf")
         rows = []
-        for key, (launch, *_) in tuner._products().items():
+        for key, (launch, *_) in tuner.products().items():
             default = tiling_of(launch.variant)
-            tilings = await tuner._compiled(key, launch, alternatives(key, default, launcher.tuning))
-            expected = await tuner._results(launch)
+            tilings = await tuner.compiled(key, launch, alternatives(key, default, launcher.tuning))
+            expected = await tuner.results(launch)
             for tiling in tilings[1:]:
                 worst = 0.0
-                for wanted, got in zip(expected, await tuner._results(retiled(launch, tiling))):
+                for wanted, got in zip(expected, await tuner.results(retiled(launch, tiling))):
                     error = max(differences(wanted, got), default=0.0)
                     worst = max(worst, error / (tolerance(key.k) * max(map(abs, wanted))))
                 rows.append([key.kernel, key.before + " " + key.after, str(tiling), worst])
         tuner.close()
-        return {"rows": rows, "refused": tuner._outcome.refused}
+        return {"rows": rows, "refused": tuner.outcome.refused}
     finally:
         device.close()
 """
