@@ -166,8 +166,8 @@ def blocks_of(kind: str, raw: Bytes) -> Blocks:
         return Blocks(elements, one, zero, codes.reshape(elements.shape))
     codes = _codes(kind, raw).reshape(len(raw), -1, GROUP)
     halves = [raw[..., at : at + 2].copy().view(np.float16).astype(np.float64) for at in HALVES.get(kind, (0,))]
-    scale = halves[0] * _small_scales(kind, raw, 0)
-    minimum = -form.offset * scale if form.offset else halves[-1] * _small_scales(kind, raw, 1)
+    scale = halves[0] * small_scales(kind, raw, 0)
+    minimum = -form.offset * scale if form.offset else halves[-1] * small_scales(kind, raw, 1)
     each = codes.shape[1] // (scale.size // len(raw))  # a scale's groups of 16
     scale, minimum = (np.repeat(values.reshape(len(raw), -1), each, axis=1) for values in (scale, minimum))
     return Blocks(codes.astype(np.float64), scale, minimum, codes.astype(np.uint32))
@@ -199,7 +199,7 @@ def _codes(kind: str, raw: Bytes) -> Bytes:
     return codes
 
 
-def _small_scales(kind: str, raw: Bytes, which: int) -> Array:
+def small_scales(kind: str, raw: Bytes, which: int) -> Array:
     """The integers of a K-quant that multiply its scale (``which`` 0) or its minimum (1); ±1 for other formats."""
     if kind == "Q6_K":
         return raw[..., 192:208].view(np.int8).astype(np.float64)

@@ -46,7 +46,7 @@ def test_patterns_are_all_there_and_read_like_ggufs(kind: str) -> None:
     if kind.endswith("_K"):
         of_block = raw.reshape(1024, -1)
         for which in (0, 1):
-            small = kernels._small_scales(kind, of_block, which)
+            small = kernels.small_scales(kind, of_block, which)
             assert all(len(np.unique(column)) == (256 if kind == "Q6_K" else 64) for column in small.T)
 
 

@@ -187,7 +187,7 @@ class DecodeDevice(Guarded):
     async def create_pipeline(self, code: str, layout: Layout, label: str = "") -> int:
         kernel = meaning(label, code)
         if kernel is not None:
-            self._kernels.setdefault(label, kernel)
+            self.kernels.setdefault(label, kernel)
         self.compiled += 1
         return await super().create_pipeline(code, layout, label)
 
@@ -209,8 +209,7 @@ class DecodeDevice(Guarded):
 
     def words(self, buffer: int) -> list[int]:
         """What a buffer holds."""
-        found = self._objects[buffer]
-        assert isinstance(found, FakeBuffer)
+        found = self.get(buffer, FakeBuffer, "words")
         return list(memoryview(found.get(0, found.size)).cast("I"))
 
     def _submitted(self) -> None:

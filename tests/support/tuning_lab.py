@@ -30,7 +30,7 @@ class Clock(FakeProfiler):
         self._began_us = self.us
 
     def end_pass(self) -> None:
-        self._passes_us.append(self.us - self._began_us)
+        self.passes_us.append(self.us - self._began_us)
 
 
 class TimedDevice(FakeDevice):
@@ -55,7 +55,7 @@ class TimedDevice(FakeDevice):
             if self.broken(tiling):
                 raise ShaderError("too many registers")
             self.compiled.append((key, tiling))
-            self._kernels[label] = self._meaning(key, tiling, len(layout.bindings))
+            self.kernels[label] = self._meaning(key, tiling, len(layout.bindings))
         return await super().create_pipeline(code, layout, label)
 
     def _meaning(self, key: ProductKey, tiling: Tiling, bindings: int) -> Any:

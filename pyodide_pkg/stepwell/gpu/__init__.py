@@ -10,7 +10,7 @@ async def open_device(need: Mapping[str, int] | None = None, need_features: Sequ
     """The browser's WebGPU device.
 
     ``need`` maps limit names of the WebGPU spec to the least value the caller can work with; ``need_features`` names
-    features.  What is missing raises MissingCapability with the name, the need and what the adapter has.
+    features.  Raises MissingCapability for one that the adapter lacks, and NoWebGPU where there is no adapter.
     """
     try:
         from stepwell.gpu.js_device import open_js_device

@@ -4,5 +4,5 @@ import time
 
 
 def now_ms() -> float:
-    """Milliseconds from an arbitrary start; in a browser as fine as performance.now()."""
+    """Milliseconds since an arbitrary start; in a browser as fine as performance.now()."""
     return 1000 * time.perf_counter()

@@ -32,7 +32,10 @@ class BindingType(StrEnum):
 
 
 class Layout(NamedTuple):
-    """What a pipeline binds: group 0's ``bindings`` are numbered first, first + 1, …; ``immediate_bytes`` in all."""
+    """The bindings of a pipeline: those of group 0 are numbered ``first``, ``first`` + 1, …
+
+    ``immediate_bytes``: size of its immediates, 0 for none.
+    """
 
     bindings: tuple[BindingType, ...] = ()
     first: int = 0
@@ -48,7 +51,7 @@ class Binding(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A run of a byte source that goes to a buffer; all in bytes, source offset and buffer offset multiples of 4."""
+    """A part of a byte source that goes to a buffer; all in bytes, both offsets multiples of 4."""
 
     source_offset: int
     nbytes: int
@@ -58,10 +61,10 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What was opened.  ``limits`` and ``features`` are those of the *device*; names as in the WebGPU spec.
+    """An opened device.  ``limits`` and ``features`` are those of the *device*; names as in the WebGPU spec.
 
     ``subgroup_size`` is 0 when the device has no subgroups, else the smallest size the adapter reports;
-    ``subgroup_max_size`` the largest.  ``immediate_bytes`` is how many a pipeline may have, 0 without immediates.
+    ``subgroup_max_size`` the largest.  ``immediate_bytes`` is the most that a pipeline may have, 0 without immediates.
     ``language`` has the names of WGSL's language extensions that the browser knows.
     """
 
@@ -84,7 +87,10 @@ class DeviceInfo:
 
 
 class Span(NamedTuple):
-    """Time the device's thread spent on one submission: ``encode`` up to it, then ``submit``.  performance.now, ms."""
+    """Time that the device's thread spent on one submission: ``encode`` up to it, then ``submit``.
+
+    Times are milliseconds of performance.now.
+    """
 
     name: str
     start_ms: float
@@ -92,7 +98,7 @@ class Span(NamedTuple):
 
 
 class DeviceProfile(NamedTuple):
-    """What was measured since the last ``take_profile``.
+    """The times measured since the last ``take_profile``.
 
     ``passes_us`` are the GPU's times of the compute passes, in the order in which they were begun.  ``now_ms`` is the
     clock of the spans at the take.  Browsers round the GPU's clock (Chromium to 100 µs unless it is told otherwise).
@@ -104,78 +110,83 @@ class DeviceProfile(NamedTuple):
 
 
 class ByteSource(Protocol):
-    """A random-access file: bytes to the left of the GPU.  ``read`` may return fewer bytes only at the end."""
+    """A random-access file: ``name``, ``size`` in bytes."""
 
     name: str
     size: int
 
-    async def read(self, offset: int, nbytes: int) -> bytes: ...
+    async def read(self, offset: int, nbytes: int) -> bytes:
+        """``nbytes`` bytes at ``offset``; fewer only at the end of the file."""
 
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in total)."""
+"""A function called with (bytes done, bytes in total)."""
 
 
 class Device(Protocol):
-    """The only thing that reaches the GPU.
+    """The only way to the GPU.
 
     Errors that WebGPU reports late (validation, out of memory, loss) are raised by the next awaited method.
     """
 
     @property
-    def info(self) -> DeviceInfo: ...
+    def info(self) -> DeviceInfo:
+        """The adapter, limits and features of the device."""
 
     def create_buffer(self, size: int, usage: BufferUsage, label: str = "") -> int:
         """A new zero-filled buffer of ``size`` bytes (a multiple of 4)."""
 
     async def create_pipeline(self, code: str, layout: Layout, label: str = "") -> int:
-        """Compile WGSL with entry point ``main`` that declares what ``layout`` says.  Raises ShaderError."""
+        """Compile ``code``, WGSL with the entry point ``main`` and the bindings of ``layout``.  Raises ShaderError."""
 
     def create_bind_group(self, pipeline: int, entries: Sequence[Binding]) -> int:
-        """Bind buffers to group 0 of ``pipeline``, one entry per binding of its layout, in that order."""
+        """Bind buffers to group 0 of ``pipeline``: one entry per binding of its layout, in that order."""
 
     def create_plan(self, program: "array[int]") -> int:
-        """Keep a program whose objects are looked up here, once, for ``replay``.
+        """Keep ``program`` for ``replay``; the objects that it refers to are looked up here, once.
 
         It must begin with SCALARS, whose operands are placeholders: every replay brings its own.
         """
 
     def destroy(self, handle: int) -> None:
-        """Free a buffer, or forget a pipeline, bind group or plan.  The handle is dead from here on.
+        """Free a buffer, or forget a pipeline, bind group or plan.  ``handle`` is dead from here on.
 
         Plans that refer to it, or bind it, are dead too: their replay is a UsageError.
         """
 
     def write_buffer(self, buffer: int, offset: int, data: "bytes | bytearray | memoryview | array[int]") -> None:
-        """queue.writeBuffer: ``offset`` and the length in bytes are multiples of 4."""
+        """Write ``data`` (queue.writeBuffer); ``offset`` and the length in bytes are multiples of 4."""
 
     def submit(self, program: "array[int]") -> None:
-        """Execute a flat program (see ``program.py``) in one call."""
+        """Execute ``program``, a flat one (see ``program.py``), in one call."""
 
     def replay(self, plan: int, position: int, rows: int, length: int, draw: int, staging: int) -> None:
-        """Execute a plan with these SCALARS: what ``submit`` of its program with them does."""
+        """Execute ``plan`` with these SCALARS, as ``submit`` would execute its program with them."""
 
     def read_buffer(self, buffer: int, offset: int, nbytes: int) -> Awaitable[bytes]:
         """Map a MAP_READ buffer once the submitted work that fills it is done, and copy ``nbytes`` out.
 
-        The mapping begins with the call, and the buffer is out of the queue's reach until it is over; the result may be
+        The mapping begins with the call, and the queue may not touch the buffer until it ends.  The result may be
         awaited later, or never: then nothing is raised.
         """
 
     async def upload(self, source: ByteSource, chunks: Sequence[Chunk], progress: Progress | None = None) -> None:
-        """Stream parts of a file into buffers, in file order, without passing through the Python heap."""
+        """Stream ``chunks`` of a file into buffers, in file order, without passing through the Python heap."""
 
     async def wait(self) -> None:
-        """Until all submitted work is done."""
+        """Wait until all submitted work is done."""
 
     def table_sizes(self) -> Mapping[str, int]:
-        """Live objects by kind (``buffers``, ``pipelines``, ``bind_groups``, ``plans``): what a leak test compares."""
+        """Live objects by kind (``buffers``, ``pipelines``, ``bind_groups``, ``plans``), for leak tests to compare."""
 
     def set_profile(self, spans: bool = False, passes: bool = False) -> None:
-        """Measure from here on, or stop.  ``passes`` needs the feature timestamp-query (MissingCapability)."""
+        """Measure ``spans`` and ``passes`` from here on, or stop.
+
+        Raises MissingCapability for ``passes`` without the feature timestamp-query.
+        """
 
     async def take_profile(self) -> DeviceProfile:
-        """What was measured since the last take, once the GPU is done with it."""
+        """The times measured since the last take, once the GPU has done the work."""
 
     def close(self) -> None:
         """Destroy the device and everything on it.  Safe to call twice."""

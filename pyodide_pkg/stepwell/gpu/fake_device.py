@@ -29,6 +29,7 @@ from stepwell.gpu.fake_profile import FakeProfiler
 from stepwell.gpu.fake_queue import FakeQueue
 
 TIMESTAMPS = "timestamp-query"
+"""The feature that times passes."""
 FAKE_INFO = DeviceInfo(
     vendor="stepwell",
     architecture="fake",
@@ -38,8 +39,9 @@ FAKE_INFO = DeviceInfo(
     features=frozenset({TIMESTAMPS}),
     immediate_bytes=64,
 )
+"""A device with the default limits."""
 UPLOAD_BYTES = 1 << 20
-"""How much of a byte source ``upload`` reads at a time."""
+"""Bytes of a byte source that ``upload`` reads at a time."""
 
 # One counter for all devices of the process: a handle of another device is recognised as foreign.
 _handles = count(1)
@@ -49,11 +51,12 @@ _TABLES = {FakeBuffer: "buffers", FakePipeline: "pipelines", FakeBindGroup: "bin
 
 
 class FakeDevice:
-    """See the module.
+    """The device described in the module.
 
-    ``limits`` replaces single limits of ``info``.  ``log`` holds one tuple of strings per call and per instruction;
-    it keeps at least the last ``log_limit`` of them (0: no log).  ``fail_next_create`` makes the next create_buffer
-    fail the way WebGPU does: the call returns a handle, and the error comes with the next awaited method.
+    ``limits`` replaces single limits of ``info``.  ``kernels`` gives pipelines their meaning, by label; more may be
+    added before a pipeline is made.  ``log`` holds one tuple of strings per call and per instruction; it keeps at least
+    the last ``log_limit`` of them (0: no log).  ``fail_next_create`` makes the next create_buffer fail the way WebGPU
+    does: the call returns a handle, and the error comes with the next awaited method.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class FakeDevice:
         log_limit: int = 10_000,
     ) -> None:
         self._info = replace(info, limits={**info.limits, **(limits or {})})
-        self._kernels = dict(kernels or {})
+        self.kernels = dict(kernels or {})
         self._objects: dict[int, FakeBuffer | FakePipeline | FakeBindGroup | FakePlan] = {}
         self.profiler = FakeProfiler()
         self._late_error: DeviceError | None = None
@@ -95,7 +98,7 @@ class FakeDevice:
         await self._next_await()
         check_shader(code, layout, self._info.limits, self._info.features, self._info.immediate_bytes)
         handle = next(_handles)
-        self._objects[handle] = FakePipeline(handle, layout, label, self._kernels.get(label))
+        self._objects[handle] = FakePipeline(handle, layout, label, self.kernels.get(label))
         self.note("create_pipeline", handle, label)
         return handle
 
@@ -214,7 +217,10 @@ class FakeDevice:
         return sum(found.size for found in self._objects.values() if isinstance(found, FakeBuffer))
 
     def get(self, handle: int, kind: type[_Object], purpose: str) -> _Object:
-        """The live object behind ``handle``; UsageError if it is stale, foreign or of another kind."""
+        """The live object of ``handle``.
+
+        Raises UsageError, which begins with ``purpose``, for a handle that is stale, foreign or not of that ``kind``.
+        """
         found = self._objects.get(handle)
         if isinstance(found, kind):
             return found
@@ -223,13 +229,14 @@ class FakeDevice:
         raise UsageError(f"{purpose}: handle {handle} is a {_KIND[type(found)]}, not a {_KIND[kind]}.")
 
     def note(self, *entry: object) -> None:
+        """Add ``entry`` to the log, as strings."""
         if self._log_limit:
             self.log.append(tuple(map(str, entry)))
             if len(self.log) > 2 * self._log_limit:
                 del self.log[: -self._log_limit]
 
     def report(self) -> None:
-        """Raise what went wrong late, once; a loss again and again."""
+        """Raise an error that came late, once; a loss every time."""
         self._alive()
         if self._late_error is not None:
             error, self._late_error = self._late_error, None
@@ -242,13 +249,13 @@ class FakeDevice:
             raise type(self._dead)(*self._dead.args)
 
     async def _next_await(self) -> None:
-        """What every awaited method does: give the event loop a turn, then report what went wrong meanwhile."""
+        """Give the event loop a turn, then report what went wrong meanwhile; every awaited method does."""
         self._alive()
         await asyncio.sleep(0)
         self.report()
 
     async def _read(self, source: FakeBuffer, offset: int, nbytes: int) -> bytes | DeviceError:
-        """The pending mapping.  A failure is its result: nobody may ever ask for it."""
+        """Read, once the mapping is done.  A failure is the result, because it may never be awaited."""
         try:
             if source.destroyed:
                 return UsageError(f"read_buffer: {source} was destroyed while the read was pending.")
@@ -299,7 +306,7 @@ class _Read:
 
     def __await__(self) -> Generator[Any, None, bytes]:
         pending = self._outcome
-        # a mapping goes on when whoever waits for it is cancelled
+        # a mapping continues when the task that waits for it is cancelled
         outcome = (yield from asyncio.shield(pending)) if isinstance(pending, asyncio.Future) else pending
         self._device.report()
         if isinstance(outcome, DeviceError):

@@ -1,4 +1,4 @@
-"""What a ``FakeDevice`` keeps behind its handles, and the WebGPU rules that each object checks for itself.
+"""The objects of a ``FakeDevice``, and the WebGPU rules that each checks for itself.
 
 The rules are those of the WebGPU specification (sections on buffers, bind groups and pipelines), narrowed to what the
 ``Device`` protocol can express.  Every broken rule is a UsageError that names the object and carries the numbers.
@@ -14,10 +14,10 @@ from stepwell.errors import ShaderError, UsageError
 from stepwell.gpu.device import Binding, BindingType, BufferUsage, Layout
 
 KernelFunction = Callable[[Sequence[memoryview], tuple[int, int, int]], None]
-"""The meaning of a pipeline: gets the bound byte ranges (read-only where the binding is) and the grid.
+"""The meaning of a pipeline: a function of the bound byte ranges (read-only where the binding is) and the grid.
 
-The immediates of a pipeline that has some come first, as one more read-only range: a kernel whose step block is bound
-at 0 and one that has it as immediates have the same meaning.
+Immediates come first, as one more read-only range: a kernel whose step block is bound at 0 and one that has it as
+immediates have the same meaning.
 """
 
 DEFAULT_LIMITS: Mapping[str, int] = {
@@ -37,7 +37,7 @@ DEFAULT_LIMITS: Mapping[str, int] = {
     "maxComputeWorkgroupSizeZ": 64,
     "maxComputeWorkgroupsPerDimension": 65_535,
 }
-"""The limits every WebGPU device has at least (specification, table of default limits), those of compute."""
+"""The limits for compute that every WebGPU device has at least (specification, table of default limits)."""
 
 _DECLARATION = re.compile(
     r"@group\(\s*(\d+)\s*\)\s*@binding\(\s*(\d+)\s*\)\s*var\s*<([^>]*)>"
@@ -64,11 +64,12 @@ class FakeBuffer:
         return f"{name}, {self.size:,} B, {_names(self.usage)}"
 
     def need(self, usage: BufferUsage, purpose: str) -> None:
+        """Raise unless the buffer has ``usage``; ``purpose`` begins the message, here and below."""
         if not self.usage & usage:
             raise UsageError(f"{purpose}: {self} lacks {usage.name}. Create it with that usage.")
 
     def need_range(self, offset: int, nbytes: int, purpose: str, alignment: int = 4) -> None:
-        """Raise unless [offset, offset + nbytes) is aligned and inside the buffer."""
+        """Raise unless the ``nbytes`` bytes at ``offset`` are aligned and inside the buffer."""
         if offset < 0 or nbytes < 0 or offset % alignment or nbytes % 4:
             raise UsageError(
                 f"{purpose}: offset {offset:,} and size {nbytes:,} B in {self}; the offset must be a multiple of "
@@ -91,20 +92,24 @@ class FakeBuffer:
         return memoryview(self.data)[offset : offset + nbytes]
 
     def put(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write ``data`` at ``offset``."""
         if self.data is not None or any(data):
             self.view(offset, len(data))[:] = data
 
     def clear(self, offset: int, nbytes: int) -> None:
+        """Write ``nbytes`` zeroes at ``offset``."""
         if self.data is not None:
             self.view(offset, nbytes)[:] = bytes(nbytes)
 
     def copy_from(self, source: "FakeBuffer", source_offset: int, offset: int, nbytes: int) -> None:
+        """Write ``nbytes`` bytes of ``source`` at ``offset``."""
         if source.data is None:
             self.clear(offset, nbytes)
         else:
             self.put(offset, source.view(source_offset, nbytes))
 
     def get(self, offset: int, nbytes: int) -> bytes:
+        """A copy of ``nbytes`` bytes at ``offset``."""
         return bytes(nbytes) if self.data is None else bytes(self.view(offset, nbytes))
 
 
@@ -121,7 +126,7 @@ class FakePipeline:
 
 
 class FakeBindGroup:
-    """Bound ranges; ``conflict`` says why no dispatch may use the group ('' = none)."""
+    """Bound ranges; ``conflict`` says why no dispatch may use the group ('': one may)."""
 
     __slots__ = ("conflict", "entries", "handle", "layout")
 
@@ -139,7 +144,7 @@ class FakeBindGroup:
 
 
 class FakePlan:
-    """A program and the handles it refers to: those in it, and the buffers that its bind groups bind."""
+    """A program, and the handles it refers to: those in it, and the buffers that its bind groups bind."""
 
     __slots__ = ("handle", "handles", "words")
 
@@ -148,7 +153,7 @@ class FakePlan:
 
 
 def check_buffer(size: int, usage: BufferUsage, limits: Mapping[str, int]) -> None:
-    """The rules of createBuffer, and the protocol's own: a size above 0 and a multiple of 4."""
+    """Check the rules of createBuffer, and the protocol's own: a size above 0 that is a multiple of 4."""
     if size <= 0 or size % 4:
         raise UsageError(f"buffer of {size:,} B; the size must be above 0 and a multiple of 4. Round it up.")
     if size > limits["maxBufferSize"]:
@@ -168,7 +173,7 @@ def check_buffer(size: int, usage: BufferUsage, limits: Mapping[str, int]) -> No
 
 
 class _Shader(NamedTuple):
-    """What a WGSL text declares; ``declarations`` are (group, binding, address space)."""
+    """The declarations of a WGSL text: (group, binding, address space) each."""
 
     has_entry: bool
     extensions: tuple[str, ...]
@@ -193,7 +198,7 @@ def check_shader(
 ) -> None:
     """Reject WGSL without an entry point, with extensions the device lacks, or that declares what ``layout`` lacks.
 
-    ``immediate_bytes`` is how many the device allows.
+    ``immediate_bytes`` is the most that the device allows.
     """
     shader = _read_shader(code)
     if not shader.has_entry:
@@ -221,7 +226,7 @@ def check_shader(
 def bind(
     layout: Layout, entries: Sequence[Binding], buffers: Sequence[FakeBuffer], limits: Mapping[str, int]
 ) -> list[tuple[FakeBuffer, int, int]]:
-    """The entries with their sizes filled in, checked against the layout.  ``buffers`` are the entries' buffers."""
+    """The ``entries`` with their sizes filled in, checked against ``layout``; ``buffers`` are the entries' buffers."""
     bindings = layout.bindings
     if len(entries) != len(bindings):
         raise UsageError(f"{len(entries)} entries for a layout of {len(bindings)} bindings. Bind each binding once.")
@@ -274,7 +279,7 @@ def _check_declaration(group: int, binding: int, space: str, layout: Layout) -> 
 
 
 def _conflict(bindings: Sequence[BindingType], entries: Sequence[tuple[FakeBuffer, int, int]]) -> str:
-    """The usage-scope rule (a written buffer has no other use in a dispatch) and the aliasing rule (no overlap)."""
+    """What breaks the usage-scope rule (a written buffer has no other use in a dispatch) or the aliasing one; or ''."""
     for i, (buffer, start, size) in enumerate(entries):
         if bindings[i] is not BindingType.STORAGE:
             continue

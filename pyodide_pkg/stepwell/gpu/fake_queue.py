@@ -37,20 +37,23 @@ _Object = TypeVar("_Object", FakeBuffer, FakePipeline, FakeBindGroup)
 
 
 class QueueHost(Protocol):
-    """The device whose programs run: its limits, its objects by handle, its log and its profiler."""
+    """The device whose programs run: its limits, its objects by handle, its log and its ``profiler``."""
 
     profiler: FakeProfiler
 
     @property
-    def info(self) -> DeviceInfo: ...
+    def info(self) -> DeviceInfo:
+        """As in ``Device``."""
 
-    def get(self, handle: int, kind: type[_Object], purpose: str) -> _Object: ...
+    def get(self, handle: int, kind: type[_Object], purpose: str) -> _Object:
+        """The live object of ``handle``; without one of that ``kind`` a UsageError that begins with ``purpose``."""
 
-    def note(self, *entry: object) -> None: ...
+    def note(self, *entry: object) -> None:
+        """Add ``entry`` to the log."""
 
 
 class FakeQueue:
-    """One run over one program; raises UsageError at the word that breaks a rule.
+    """One run over one program on ``device``.
 
     ``rehearse`` checks the rules of a plan without any effect; SCALARS are placeholders then.  ``handles`` are those of
     the objects met, with the buffers of the bind groups.
@@ -70,6 +73,7 @@ class FakeQueue:
         self.encoding_since = now_ms()
 
     def run(self, words: "array[int]") -> None:
+        """Execute the program ``words``.  Raises UsageError at the word that breaks a rule."""
         handlers: dict[int, Callable[..., None]] = {
             Op.BEGIN_PASS: self._begin_pass,
             Op.END_PASS: self._end_pass,

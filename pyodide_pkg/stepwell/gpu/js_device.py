@@ -1,4 +1,4 @@
-"""``JsDevice``: the Device over ``navigator.gpu``.  Runs in Pyodide only; the JS half are the files of ``_SCRIPT``."""
+"""``JsDevice``: the Device over ``navigator.gpu``.  Pyodide only; its JS half is the files in ``_SCRIPT``."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ _executor_module: Any = None
 
 
 def _executor() -> Any:
-    """The value of the script, evaluated once."""
+    """The value of the script, which is evaluated once."""
     global _executor_module
     if _executor_module is None:
         folder = files("stepwell.gpu")
@@ -52,7 +52,7 @@ def _executor() -> Any:
 
 
 def _raised(exception: Any) -> errors.StepwellError:
-    """The stepwell error that a JS exception stands for: its name is the class, if it came from the script."""
+    """The stepwell error for a JS ``exception``: one from the script is named after the class."""
     kind = getattr(errors, str(exception.name), None)
     if isinstance(kind, type) and issubclass(kind, errors.StepwellError):
         return kind(str(exception.message))
@@ -80,21 +80,22 @@ class JsSource:
 
 
 async def open_url(url: str, name: str) -> JsSource:
-    """A file behind a URL, read by Range requests where the server has them."""
+    """The file at ``url``, called ``name``, read by Range requests where the server has them."""
     return JsSource(await _awaited(_executor().urlSource(url, name)))
 
 
 def open_file(file: Any) -> JsSource:
-    """A JS ``File`` or ``Blob`` that the user picked."""
+    """The JS ``File`` or ``Blob`` ``file``, which the user picked."""
     return JsSource(_executor().fileSource(file))
 
 
 async def open_opfs(path: str) -> JsSource:
-    """A file in the origin's private file system."""
+    """The file at ``path`` in the origin's private file system."""
     return JsSource(await _awaited(_executor().opfsSource(path)))
 
 
 async def open_js_device(need: Mapping[str, int], need_features: Sequence[str]) -> "JsDevice":
+    """The browser's device; as ``stepwell.gpu.open_device``."""
     try:
         adapter = await _executor().openAdapter()
         facts = json.loads(adapter.facts)
@@ -135,7 +136,7 @@ class JsDevice:
         self._submit = executor.submit
         self._replay = executor.replay
         self._read = executor.readBuffer
-        self._reads: dict[int, _Read] = {}  # that were started and are not done, by ticket
+        self._reads: dict[int, _Read] = {}  # reads under way, by ticket
         self._ticket = 0
         self._deliver = create_proxy(self._on_read)
         executor.setDeliver(self._deliver)
@@ -248,11 +249,11 @@ class JsDevice:
             self._reads.popitem()[1].settle(None, errors.DeviceLost("the device was closed"))
 
     def _on_read(self, ticket: int, data: Any, error: Exception | None) -> None:
-        """Called from JS when a read is done."""
+        """Settle a read that is done; called from JS."""
         self._reads.pop(ticket).settle(data, error)
 
     def _hand_over(self, program: "array[int]") -> int:
-        """Copy a program to the other side; returns its length.  Steps of one length share the view they go to."""
+        """Copy ``program`` to the JS side; returns its length.  Programs of one length share a view there."""
         count = len(program)
         if count != self._assigned or self._assign is None:
             self._assign, self._assigned = self._js.words(count).assign, count
@@ -270,7 +271,7 @@ class JsDevice:
 class _Read:
     """A read that was started.  A failure is raised where it is awaited, and nowhere if it never is.
 
-    JS calls back with the data: to await a promise of its own for every token would be one call more, and two proxies.
+    JS calls back with the data: a promise for every token would take one call more, and two proxies.
     """
 
     __slots__ = ("_data", "_done", "_error", "_executor", "_waiting")
@@ -283,12 +284,12 @@ class _Read:
         self._waiting: list[asyncio.Future[None]] = []
 
     def settle(self, data: Any, error: Exception | None) -> None:
-        """``data``: 4 bytes as a number, or a Uint8Array."""
+        """Take the result: ``data`` (4 bytes as a number, or a Uint8Array) or ``error``; wake the tasks that wait."""
         if error is None:
             self._data = data.to_bytes(4, "little") if isinstance(data, int) else data.to_bytes()
         self._error, self._done = error, True
         for future in self._waiting:
-            if not future.done():  # whoever waited may have been cancelled
+            if not future.done():  # the task that waited may have been cancelled
                 future.set_result(None)
 
     def __await__(self) -> Generator[Any, None, bytes]:

@@ -28,6 +28,8 @@ from enum import IntEnum, IntFlag
 
 
 class Op(IntEnum):
+    """The opcodes, described in the module."""
+
     BEGIN_PASS = 1
     END_PASS = 2
     DISPATCH = 3
@@ -44,7 +46,7 @@ class Op(IntEnum):
 
 
 class Scalar(IntFlag):
-    """The words of the step block, as PARAMS selects them."""
+    """The words of the step block, as the mask of PARAMS selects them."""
 
     POSITION = 1
     ROWS = 2
@@ -53,13 +55,13 @@ class Scalar(IntFlag):
 
 
 STEP_BYTES = 16
-"""Size of the step block."""
+"""Bytes of the step block."""
 ANY_NUMBER = 0xFFFF_FFFF
 """The ``most`` of a DISPATCH_BY_LENGTH without a bound."""
 
 
 class Program:
-    """Builds the words of one step.  ``words`` is what ``Device.submit`` takes."""
+    """Builds a program; ``Device.submit`` takes its ``words``.  Each method adds the instruction of its name."""
 
     __slots__ = ("in_pass", "words")
 
@@ -68,47 +70,59 @@ class Program:
         self.in_pass = False
 
     def begin_pass(self) -> None:
+        """Add BEGIN_PASS."""
         self.words.append(Op.BEGIN_PASS)
         self.in_pass = True
 
     def end_pass(self) -> None:
+        """Add END_PASS."""
         self.words.append(Op.END_PASS)
         self.in_pass = False
 
     def dispatch(self, pipeline: int, bind_group: int, grid: tuple[int, int, int]) -> None:
+        """Add DISPATCH."""
         self.words.extend((Op.DISPATCH, pipeline, bind_group, *grid))
 
     def copy(self, source: int, source_offset: int, target: int, target_offset: int, nbytes: int) -> None:
+        """Add COPY."""
         self.words.extend((Op.COPY, source, source_offset, target, target_offset, nbytes))
 
     def clear(self, buffer: int, offset: int, nbytes: int) -> None:
+        """Add CLEAR."""
         self.words.extend((Op.CLEAR, buffer, offset, nbytes))
 
     def write(self, buffer: int, offset: int, values: Iterable[int]) -> None:
+        """Add WRITE of 32-bit ``values``."""
         data = array("I", values)
         self.words.extend((Op.WRITE, buffer, offset, len(data)))
         self.words.extend(data)
 
     def submit(self) -> None:
+        """Add SUBMIT."""
         self.words.append(Op.SUBMIT)
 
     def scalars(self, position: int, rows: int, length: int, draw: int = 0, staging: int = 0) -> None:
-        """First of all; ``staging`` is the handle that ``copy_out`` copies to (0: nothing is copied out)."""
+        """Add SCALARS, which comes first; ``staging`` is the handle that ``copy_out`` copies to (0: none)."""
         self.words.extend((Op.SCALARS, position, rows, length, draw, staging))
 
     def immediates(self) -> None:
+        """Add IMMEDIATES."""
         self.words.append(Op.IMMEDIATES)
 
     def params(self, buffer: int, offset: int, mask: Scalar | int) -> None:
+        """Add PARAMS."""
         self.words.extend((Op.PARAMS, buffer, offset, mask))
 
     def dispatch_by_length(
         self, pipeline: int, bind_group: int, unit: int, y: int, z: int, most: int = ANY_NUMBER
     ) -> None:
+        """Add DISPATCH_BY_LENGTH."""
         self.words.extend((Op.DISPATCH_BY_LENGTH, pipeline, bind_group, unit, y, z, most))
 
     def copy_past(self, source: int, target: int, unit: int) -> None:
+        """Add COPY_PAST."""
         self.words.extend((Op.COPY_PAST, source, target, unit))
 
     def copy_out(self, source: int, offset: int, nbytes: int) -> None:
+        """Add COPY_OUT."""
         self.words.extend((Op.COPY_OUT, source, offset, nbytes))

@@ -1,4 +1,4 @@
-"""Which launch of a step is what: its row of the table, and the bytes that it has to read."""
+"""Attributes each launch of a step: to its row of the table, and to the bytes that it has to read."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,10 +10,10 @@ from stepwell.step.recorder import Constant, Launch
 
 
 class KernelRow(NamedTuple):
-    """A row of the table: launches of one node that run the same kernel on a matrix of one shape.
+    """What a row of the table is for: launches of one node that run the same kernel on a matrix of one shape.
 
-    ``shape`` is ``k x n`` of a product (its input, its outputs with those that SwiGLU puts together), ``width x rows``
-    of the embedding's table, else empty; ``format`` is the layout of the matrix, empty without one.
+    ``shape`` is ``k x n`` for a product (its inputs, and its outputs with those that SwiGLU puts together), ``width x
+    rows`` for the embedding's table, else empty; ``format`` is the layout of the matrix, empty without one.
     """
 
     node: str
@@ -23,10 +23,10 @@ class KernelRow(NamedTuple):
 
 
 class Attributed(NamedTuple):
-    """A launch: its row, whether it is a product with a weight matrix, and what it reads of memory at the least.
+    """A launch: its row, whether it is a product with a weight matrix, and the least that it reads from memory.
 
-    ``weight_bytes``: the weight buffers that it binds (words, scales, norms), of the embedding only the rows of its
-    tokens.  ``kv_bytes``: K and V of the positions that attention sees.  Activations are not counted.
+    ``weight_bytes``: the weight buffers that it binds (words, scales, norms); only its tokens' rows of the embedding.
+    ``kv_bytes``: K and V of the positions that attention sees.  Activations are not counted.
     """
 
     row: KernelRow
@@ -36,15 +36,16 @@ class Attributed(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """Bytes of weights, K and V."""
         return self.weight_bytes + self.kv_bytes
 
 
 def attribute(
     launch: Launch, leases: Mapping[int, Buffer], *, rows: int, length: int, position_bytes: int
 ) -> Attributed:
-    """What ``launch`` is, in a step of ``rows`` tokens that ends at ``length`` positions.
+    """Attribute ``launch``, of a step of ``rows`` tokens that ends at ``length`` positions.
 
-    ``leases`` are the pool's by handle, ``position_bytes`` those of K and V of one position in one layer.
+    ``leases`` are the pool's, by handle; ``position_bytes`` are bytes of K and V per position and layer.
     """
     name = launch.variant.kernel
     constants = dict(launch.variant.constants)
@@ -61,13 +62,13 @@ def attribute(
     if name.startswith("attention") and any(lease.role is Role.KV for lease in found):
         window = constants.get("window", 0)
         kv = position_bytes * (min(length, window) if isinstance(window, int) and window else length)
-        kv = min(kv, sum(lease.requested for lease in found if lease.role is Role.KV))  # of pages: those that it binds
+        kv = min(kv, sum(lease.requested for lease in found if lease.role is Role.KV))  # pages: no more than it binds
     row = KernelRow(launch.node, name, shape, str(constants.get("format", "")))
     return Attributed(row, is_product, weights, kv)
 
 
 def handles(launch: Launch) -> set[int]:
-    """Of the buffers that it binds."""
+    """The handles of the buffers that ``launch`` binds."""
     return {entry.buffer if isinstance(entry, Binding) else entry for entry in launch.buffers}
 
 

@@ -1,7 +1,7 @@
 """GPU time per kernel: decode steps with a compute pass per launch, each timed by the GPU's clock.
 
-The steps that are measured come after the run and are not part of it: the step after the last token, repeated without
-being committed, through a launcher of its own.  So the run's figures are those of a run without this.
+The measured steps come after the run and are not part of it: the step after the last token, repeated without being
+committed, through a launcher of its own.  So the run's figures are those of a run without this.
 """
 
 from contextlib import aclosing
@@ -22,34 +22,41 @@ from stepwell.profiling.plain_read import record_empty, time_plain_read
 from stepwell.profiling.table import Clock, tabulate
 from stepwell.step.recorder import Launch, Recorder, Step
 
-WARM_UP = 2  # steps that are not counted: the first ones make bind groups, and the GPU's clock may rise
-STEPS = 24  # that are counted at most
+WARM_UP = 2
+"""Steps that are not counted: the first ones make bind groups, and the GPU's clock may rise."""
+STEPS = 24
+"""Steps that are counted, at most."""
 LEAST_STEPS = 3
-ENOUGH_MS = 2500  # after so long no further step begins: CPU adapters take a second for a few
-EMPTY_PASSES = 16  # after each step
+"""Steps that are counted, at least."""
+ENOUGH_MS = 2500
+"""Milliseconds after which no further step begins: CPU adapters take a second for a few."""
+EMPTY_PASSES = 16
+"""Passes after each step that do nothing: what a pass costs."""
 
 
 def timing_options(options: LaunchOptions) -> LaunchOptions:
-    """Those of the launcher that steps are measured with: ``options``, but for a pass per launch, in one submission."""
+    """The options of the launcher that steps are measured with: ``options``, but a pass per launch, one submission."""
     return replace(options, shared_pass=False, replay=False, submit_every=0, submit_every_ms=0.0)
 
 
 def check(device: Device, positions: int, context: int) -> None:
-    """Before the run, which may be long: MissingCapability without timestamp-query; BadRequest when a run of so many
-    positions, prompt and answer, leaves no room for the step that is measured.
+    """Check, before a run that may be long, that its kernels can be timed after it.
+
+    Raises MissingCapability without timestamp-query, and BadRequest when ``positions`` of prompt and answer leave no
+    room in ``context`` for the step that is measured.
     """
     device.set_profile(passes=True)
     device.set_profile()
     if positions > context:
         raise BadRequest(
-            f"kernel_times measures a step behind the last token: prompt and answer have {positions:,} positions, the "
+            f"kernel_times measures a step after the last token: prompt and answer have {positions:,} positions, the "
             f"context {context:,}. Ask for fewer tokens or a larger context."
         )
 
 
 @dataclass(slots=True)
 class _Measured:
-    """What the steps gave: microseconds of each launch, step by step, and of the empty passes behind them."""
+    """The measured steps: microseconds of each launch, step by step, and of the empty passes after them."""
 
     position: int = 0
     launches: list[Attributed] = field(default_factory=list)
@@ -70,9 +77,9 @@ class _Measured:
 async def time_kernels(
     session: DecodeSession, token: int, generation: Generation, launcher: Launcher
 ) -> dict[str, Any] | None:
-    """``kernels`` of a record: the table for the step of ``token``, the last one of the session's generation.
+    """The ``kernels`` of a record: the table for the step of ``token``, the last one of the session's ``generation``.
 
-    The launcher has ``timing_options``.  None when the session was cancelled before a step was measured.
+    ``launcher`` has ``timing_options``.  Returns None when the session was cancelled before a step was measured.
     """
     device = launcher.device
     device.set_profile(passes=True)
@@ -98,7 +105,7 @@ async def time_kernels(
 
 
 async def _time_steps(session: DecodeSession, token: int, generation: Generation, launcher: Launcher) -> _Measured:
-    """Until there are enough of them, or that took long enough, or the session is cancelled."""
+    """Measure steps until there are STEPS of them, ENOUGH_MS have passed, or the session is cancelled."""
     device, pool = launcher.device, launcher.pool
     measured, done, start = _Measured(), 0, 0.0
     target = pool.acquire(4, Role.WEIGHTS, "empty passes")
@@ -133,7 +140,7 @@ def _empty_passes(target: Buffer) -> Step:
 
 
 def _attributed(step: Step, launcher: Launcher, session: DecodeSession) -> list[Attributed]:
-    """The launches of a step that is under way, in the order of their passes."""
+    """The launches of ``step``, which is under way, in the order of their passes."""
     leases = {lease.id: lease for lease in launcher.pool.leases()}
     return [
         attribute(command, leases, rows=step.rows, length=step.length, position_bytes=session.position_bytes)

@@ -1,4 +1,4 @@
-"""What the adapter's memory delivers to a kernel that only reads, and what a compute pass costs that does nothing."""
+"""The memory bandwidth that a kernel gets which only reads, and the cost of a compute pass that does nothing."""
 
 from typing import NamedTuple
 
@@ -11,49 +11,58 @@ from stepwell.memory.buffer import Buffer, Role
 from stepwell.step.recorder import Recorder, Step, Variant
 
 THREADS = 256
-LOADS = 16  # of 16 bytes, per thread
-UNIT_BYTES = THREADS * LOADS * 16  # that a workgroup reads
-COLUMNS = 4096  # of the random matrix that is read
-GPU_BYTES = 1 << 30  # far beyond every cache, and long beside the cost of a pass
+"""Threads per workgroup."""
+LOADS = 16
+"""Loads of 16 bytes per thread."""
+UNIT_BYTES = THREADS * LOADS * 16
+"""Bytes that a workgroup reads."""
+COLUMNS = 4096
+"""Columns of the random matrix that is read."""
+GPU_BYTES = 1 << 30
+"""Bytes to read on a GPU: far beyond every cache, and it takes long beside the cost of a pass."""
 CPU_BYTES = 16 << 20
-LEAST_BYTES = 64 << 20  # less would fit caches
+"""Bytes to read on a CPU adapter."""
+LEAST_BYTES = 64 << 20
+"""The least bytes worth reading on a GPU: less would fit caches."""
 REPEATS = 8
+"""Passes that read."""
 
 
 class PlainRead(NamedTuple):
-    """``us``: the fastest of several passes that read ``nbytes`` once, less what an empty pass takes."""
+    """``us``: microseconds of the fastest of REPEATS passes that read ``nbytes`` once, less those of an empty pass."""
 
     nbytes: int
     us: float
 
     @property
     def gb_s(self) -> float | None:
-        """None when the clock is too coarse to tell."""
+        """Bandwidth in units of 10^9 bytes per second; None when the clock is too coarse to tell."""
         return self.nbytes / self.us / 1e3 if self.us > 0 else None
 
 
 def record_read(rec: Recorder, words: Buffer, sums: Buffer, nbytes: int) -> None:
-    """sums[i] = the sum of what thread i reads of ``words``; ``nbytes`` is a multiple of UNIT_BYTES."""
+    """sums[i] = the sum of the words that thread i reads of ``words``; ``nbytes``: in all, a multiple of UNIT_BYTES."""
     variant = Variant("plain_read", (("loads", LOADS), ("threads", THREADS)))
     rec.launch(variant, (sums, words), (nbytes // UNIT_BYTES, 1, 1))
 
 
 def record_empty(rec: Recorder, sums: Buffer, times: int) -> None:
-    """``times`` launches that write the same word: they wait for each other as the launches of a step do."""
+    """Record ``times`` launches that write the same word: they wait for each other as the launches of a step do."""
     for _ in range(times):
         rec.launch(Variant("plain_read", (("loads", 0), ("threads", 1))), (sums,), (1, 1, 1))
 
 
 def size_for(info: DeviceInfo) -> int:
-    """How many bytes to read: as many as the device can bind, at most 1 GiB; few where a CPU computes."""
+    """Bytes to read on the device of ``info``: as many as it can bind, at most GPU_BYTES, or CPU_BYTES on a CPU."""
     limit = min(info.limits["maxBufferSize"], info.limits["maxStorageBufferBindingSize"])
     return min(CPU_BYTES if info.is_software else GPU_BYTES, limit // UNIT_BYTES * UNIT_BYTES)
 
 
 async def time_plain_read(launcher: Launcher, pass_us: float) -> PlainRead | None:
-    """Measure it, while the device times passes and the launcher gives each launch its own.
+    """Measure reading, while the device times passes and ``launcher`` gives each launch a pass of its own.
 
-    Without room for the buffer it is one of half the size, down to LEAST_BYTES; None: there is no room for that either.
+    ``pass_us``: microseconds of an empty pass.  Without room for the buffer, half of it is tried, down to LEAST_BYTES;
+    returns None if there is no room for that either.
     """
     nbytes = size_for(launcher.device.info)
     while True:
@@ -68,7 +77,7 @@ async def time_plain_read(launcher: Launcher, pass_us: float) -> PlainRead | Non
 
 
 async def _read(launcher: Launcher, nbytes: int) -> tuple[float, ...]:
-    """Microseconds of each of the passes."""
+    """Microseconds of each pass that reads ``nbytes``."""
     pool, device = launcher.pool, launcher.device
     held: list[Buffer] = []
     try:

@@ -1,6 +1,6 @@
 """The table of GPU time per kernel, as plain data.  Pure arithmetic over what was measured.
 
-A pass has a cost of its own, which launches that share one do not pay.  What empty passes take (``pass_us``) is
+A pass has a cost of its own, which launches that share one do not pay.  The time of an empty pass (``pass_us``) is
 subtracted for the net figures.  They are estimates: a part of that cost may overlap with the kernel's work.
 """
 
@@ -12,33 +12,38 @@ from typing import Any, NamedTuple
 from stepwell.profiling.attribution import Attributed, KernelRow
 from stepwell.profiling.plain_read import PlainRead
 
-COARSE_US = 10  # kernels take a few to some hundred microseconds: a clock of larger steps cannot tell them apart
+COARSE_US = 10
+"""Kernels take a few to some hundred microseconds: a clock of larger steps cannot tell them apart."""
 
 
 class Clock(NamedTuple):
-    """``tick_us``: the largest step that all measured times are multiples of; None: all of them are 0."""
+    """The GPU's clock.  ``tick_us``: the largest step that all measured times are multiples of; None: all are 0."""
 
     tick_us: float | None
 
     @classmethod
     def of(cls, times_us: Iterable[float]) -> "Clock":
-        """Browsers round the GPU's clock for privacy (Chromium to about 0.1 ms) unless they are told otherwise."""
+        """The clock by which ``times_us`` were measured.
+
+        Browsers round it for privacy (Chromium to about 0.1 ms) unless they are told otherwise.
+        """
         tick = gcd(*(round(1000 * us) for us in times_us))
         return cls(tick / 1000 if tick else None)
 
     @property
     def is_coarse(self) -> bool:
+        """Whether it cannot tell kernels apart."""
         return self.tick_us is None or self.tick_us >= COARSE_US
 
 
 def tabulate(
     launches: Sequence[Attributed], steps: Sequence[Sequence[float]], pass_us: float, plain: PlainRead | None
 ) -> dict[str, Any]:
-    """Rows per kernel, the largest share of the net time first, and what they come to.
+    """The rows per kernel, the largest share of the net time first, and their sums.
 
-    ``steps``: microseconds of each of ``launches``, one sequence per measured step.  A row's time is the median over
-    the steps of what its launches took together; bytes are those of ``Attributed``; GB/s go by net time.  What cannot
-    be told (a share of no time, bytes in no time) is None.
+    ``steps`` has a sequence per measured step: microseconds of each of ``launches``.  A row's time is the median over
+    the steps of the sum over its launches; bytes are those of ``Attributed``; GB/s go by net time.  Figures that cannot
+    be told (a share of no time, bytes in no time) are None.  ``plain`` is the bandwidth to compare with.
     """
     members: dict[KernelRow, list[int]] = {}
     for index, launch in enumerate(launches):
@@ -81,7 +86,7 @@ def _figures(row: KernelRow, launches: Sequence[Attributed], us: float, pass_us:
 def _products(
     launches: Sequence[Attributed], steps: Sequence[Sequence[float]], pass_us: float, plain: PlainRead | None
 ) -> dict[str, Any]:
-    """All products with weight matrices together: where a decode step's bytes are."""
+    """The sums over all products with weight matrices: they read most of a decode step's bytes."""
     products = [index for index, launch in enumerate(launches) if launch.is_product]
     us = median(sum(step[i] for i in products) for step in steps)
     net = max(0.0, us - len(products) * pass_us)
@@ -99,5 +104,5 @@ def _products(
 
 
 def _gb_s(nbytes: int, us: float) -> float | None:
-    """In units of 10^9 bytes per second; None of no bytes, or in no time."""
+    """Bandwidth in units of 10^9 bytes per second; None for no bytes, or in no time."""
     return nbytes / us / 1e3 if nbytes and us > 0 else None

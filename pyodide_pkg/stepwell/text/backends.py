@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 Encoder: TypeAlias = Callable[[str], Iterable[int]]
+"""A function from a text to its ids."""
 MakeEncoder: TypeAlias = Callable[[str], Encoder]
+"""A function from a ``tokenizer.json``, as text, to its encoder."""
 
 
 def rust_backend(tokenizer_json: str) -> Encoder:
-    """The backend of CPython."""
+    """The backend of CPython: the encoder of ``tokenizer_json``."""
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
@@ -20,7 +22,7 @@ def rust_backend(tokenizer_json: str) -> Encoder:
 
 
 def js_backend(make_tokenizer: Callable[[str], Callable[[str], Any]]) -> MakeEncoder:
-    """The backend of the browser, from ``makeTokenizer`` of web/tokenizer.js.
+    """The backend of the browser; ``make_tokenizer`` is ``makeTokenizer`` of web/tokenizer.js.
 
     A text crosses the border as one string and its ids come back as one Int32Array, whose proxy dies here.
     """

@@ -1,9 +1,9 @@
 """Chat templates: the Jinja program in a model file that turns messages into the prompt the model was trained on.
 
 The template comes from a file, so it is hostile input.  It runs in Jinja's immutable sandbox (no private attributes, no
-change to what it is given, ``range`` up to 100,000, calls 20 deep), sees nothing but the values below, and may write no
-more than MAX_OUTPUT characters.  Not bounded: the time it takes (nested loops) and the memory of a value on the way (a
-string doubled in a loop); in the browser both stay inside the worker that runs it.
+change to its values, ``range`` up to 100,000, calls 20 deep), sees nothing but the values below, and may write no more
+than MAX_OUTPUT characters.  Two things are not bounded: the time it takes (nested loops), and the memory of a value on
+the way (a string doubled in a loop).  In the browser both stay inside the worker that runs it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,8 @@ from types import TracebackType
 
 from stepwell.errors import BadFile, BadRequest
 
-MAX_OUTPUT = 4_000_000  # characters; a million tokens or so
+MAX_OUTPUT = 4_000_000
+"""The most characters that a template may write: about a million tokens."""
 
 
 def render_chat(
@@ -68,7 +69,7 @@ def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:
 
 
 def _where(error: Exception) -> str:
-    """The line, if the error tells: a syntax error knows its own, for others Jinja puts it into the traceback."""
+    """The template's line, if ``error`` tells it: a syntax error has it, else Jinja puts it into the traceback."""
     from jinja2 import TemplateSyntaxError
 
     if isinstance(error, TemplateSyntaxError):

@@ -11,8 +11,8 @@ class Detokenizer:
     """Incremental UTF-8 over the tokens' bytes: a character appears with the token that completes it.
 
     Bytes that cannot become a character turn into U+FFFD as soon as that is known.  ``skip_special`` leaves control
-    tokens out; else they appear as their text.  Where the vocabulary puts a space in front of a text, the space that
-    the first text begins with is that one, and left out (so does ``decode`` of tokenizers).
+    tokens out; else they appear as their text.  Where the vocabulary puts a space in front of a text, that space is
+    left out of the first text, as ``decode`` of tokenizers does.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
@@ -22,7 +22,7 @@ class Detokenizer:
         self._at_prefix = tokenizer.space_prefix
 
     def push(self, token_id: int) -> str:
-        """The text that became complete with this token; often all of it, sometimes none."""
+        """The text that is complete with ``token_id``: often all of the token's, sometimes none."""
         if self._skip_special and self._tokenizer.is_control(token_id):
             return ""
         text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
@@ -32,15 +32,16 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """The end of the text: U+FFFD for a character that stays incomplete, else nothing."""
+        """The end of the text: U+FFFD for a character that stays incomplete, else empty."""
         return self._decoder.decode(b"", final=True)
 
 
 class StopMatcher:
-    """Ends a text at the first of several stop strings, however the text is cut into pieces.
+    """Ends a text at the first of the strings ``stops``, however the text is cut into pieces.
 
-    First is the one that is complete first; of those that end at the same place, the longest.  The stop string is not
-    part of the text, and text that may yet become one is withheld.
+    The first is the one that is complete first, and the longest of those that end at the same place.  It is not part of
+    the text, and text that may yet become one is withheld.  ``matched`` is the stop string that ended the text.  Raises
+    BadRequest for ``stops`` that are not a list of strings, or for an empty one.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -48,10 +49,10 @@ class StopMatcher:
             raise BadRequest(f"stop is {stops!r}; give a list of strings, none of them empty.")
         self._stops = tuple(stops)
         self._withheld = ""
-        self.matched: str | None = None  # the stop string that ended the text
+        self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that is certain now; nothing more once ``matched`` is set."""
+        """The text that is certain after ``text`` came; empty once ``matched`` is set."""
         if self.matched is not None:
             return ""
         pending = self._withheld + text
@@ -65,7 +66,7 @@ class StopMatcher:
         return pending[:certain]
 
     def finish(self) -> str:
-        """What was withheld, when no more text comes."""
+        """The text that was withheld, when no more comes."""
         text, self._withheld = self._withheld, ""
         return text
 

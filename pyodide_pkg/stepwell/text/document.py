@@ -1,4 +1,4 @@
-"""A vocabulary as ``tokenizer.json``, the format of Hugging Face's tokenizers, in the part that both libraries read."""
+"""A vocabulary as a ``tokenizer.json``, the format of Hugging Face's tokenizers: the part that both libraries read."""
 
 from stepwell.text.pre_tokenizers import PreTokenizer
 from stepwell.text.sentencepiece import SPACE
@@ -6,6 +6,7 @@ from stepwell.text.vocabulary import Vocabulary
 
 
 def document(vocabulary: Vocabulary) -> dict[str, object]:
+    """The ``tokenizer.json`` of ``vocabulary``, as plain data."""
     pre_tokenizer = vocabulary.pre_tokenizer
     stages = _sentencepiece(vocabulary.space_prefix) if pre_tokenizer is None else _byte_level(pre_tokenizer)
     unknown = vocabulary.unknown_id
@@ -33,7 +34,7 @@ def document(vocabulary: Vocabulary) -> dict[str, object]:
 
 def _byte_level(pre_tokenizer: PreTokenizer) -> dict[str, object]:
     # Split by patterns and ByteLevel without its own regex, where "Digits" and ByteLevel's default would be shorter:
-    # the JavaScript library's Digits knows ASCII only and its ByteLevel pattern takes U+0085 for no white space.
+    # the JavaScript library's Digits knows ASCII only and its ByteLevel pattern does not know U+0085 as white space.
     splits = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in pre_tokenizer.patterns

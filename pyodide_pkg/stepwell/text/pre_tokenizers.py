@@ -1,7 +1,8 @@
 """How byte-level BPE vocabularies cut a text into words before they merge: one row per ``tokenizer.ggml.pre``.
 
 A pattern must mean the same to both libraries (Oniguruma's syntax on CPython, translated to JavaScript's in the
-browser).  None has the last alternative ``\\s+`` of its original: white space that it leaves over is a piece anyway.
+browser).  The last alternative of the originals, ``\\s+``, is left out: white space that matches nothing is a piece
+anyway.
 """
 
 from collections.abc import Mapping
@@ -10,11 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """The patterns cut a text one after the other, each match a piece of its own."""
+    """The ``patterns`` that cut a text, one after the other; each match is a piece of its own."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False  # a word that is a token is that token, whatever the merges make of it
-    add_bos: bool = False  # where the file does not say
+    add_bos: bool = False  # where the file does not say whether to
     nfc: bool = False  # the text is composed first (Unicode's form NFC)
 
 
@@ -51,3 +52,4 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "gpt-2": _GPT2_ALONE,
     "phi-2": _GPT2_ALONE,
 }
+"""The pre-tokenizers, by the value of ``tokenizer.ggml.pre``."""

@@ -14,15 +14,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stepwell.errors import BadRequest
 
-MAX_CALL_DEPTH = 20  # a macro that renders a nested value calls itself a few times
+MAX_CALL_DEPTH = 20
+"""How deep calls may nest: a macro that renders a nested value calls itself a few times."""
 
 
 class GenerationTag(Extension):
-    """``{% generation %}`` … ``{% endgeneration %}``: marks what the model wrote, for training; here the text alone."""
+    """``{% generation %}`` … ``{% endgeneration %}``: it marks the model's text for training; here that text alone."""
 
     tags = {"generation"}  # noqa: RUF012 (a set in Jinja's own class)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The nodes between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -44,6 +46,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
 
     # Positional only, as in Jinja: the keywords are the template's.
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call ``obj`` for a template.  Raises SecurityError beyond MAX_CALL_DEPTH."""
         if self._depth >= MAX_CALL_DEPTH:
             raise SecurityError(f"calls nest deeper than {MAX_CALL_DEPTH}")
         self._depth += 1

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, on top of a tokenizer library that is not ours.
+"""The tokenizer of a GGUF file, on top of a tokenizer library.
 
 The metadata becomes a ``tokenizer.json`` (the format of Hugging Face's tokenizers); a *backend* built from it cuts a
 text into ids.  The way back needs no library: a token stands for bytes, and ``token_bytes`` says which.
@@ -14,12 +14,15 @@ from stepwell.text.vocabulary import read_vocabulary
 
 
 def tokenizer_json(metadata: Mapping[str, object]) -> dict[str, object]:
-    """The ``tokenizer.json`` of the vocabulary in ``metadata``; raises as read_vocabulary does."""
+    """The ``tokenizer.json`` of the vocabulary in ``metadata``.  Raises as ``read_vocabulary`` does."""
     return document(read_vocabulary(metadata))
 
 
 class Tokenizer:
-    """Text → ids through a backend (``rust_backend``, ``js_backend(…)``), id → bytes by the vocabulary alone."""
+    """Text → ids through a backend (``rust_backend``, ``js_backend(…)``), id → bytes by the vocabulary alone.
+
+    ``metadata`` is that of a GGUF file; raises as ``read_vocabulary`` does.
+    """
 
     def __init__(self, metadata: Mapping[str, object], make_encoder: MakeEncoder) -> None:
         vocabulary = read_vocabulary(metadata)
@@ -46,7 +49,7 @@ class Tokenizer:
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; a special or user-defined token is its own text in UTF-8.
+        """The bytes that ``token_id`` stands for; a special or user-defined token is its own text in UTF-8.
 
         Ids beyond the vocabulary stand for nothing: models pad their embedding, and may choose a row of padding.
         """
@@ -64,7 +67,7 @@ class Tokenizer:
             return token.encode()
 
     def is_control(self, token_id: int) -> bool:
-        """Whether the token is a sign for the model, not text for people."""
+        """Whether ``token_id`` is a sign for the model, not text for people."""
         return token_id in self._vocabulary.special_ids
 
 

@@ -1,7 +1,7 @@
 """The vocabulary of a GGUF file: its ``tokenizer.ggml.*`` keys, checked once and put into one record.
 
-Which tokens are special and which end a generation follows llama.cpp (llama-vocab.cpp): a GGUF file says it only in
-part, for the rest llama.cpp goes by the token's text, and so do all who must agree with it.
+Which tokens are special, and which end a generation, is decided as in llama.cpp (llama-vocab.cpp): a GGUF file says it
+only in part, and for the rest llama.cpp goes by the token's text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,27 +44,27 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a tokenizer is made from.  A token's id is its place in ``tokens``."""
+    """The facts that a tokenizer is made from.  A token's id is its place in ``tokens``."""
 
     tokens: Sequence[str]
     merges: Sequence[str]  # "left right", the first is merged first
     pre_tokenizer: PreTokenizer | None  # of a byte-level vocabulary; None: a SentencePiece vocabulary
-    special_ids: frozenset[int]  # parsed in a text, no text for people: control, unknown, end of generation
-    user_defined_ids: frozenset[int]  # parsed in a text, and text themselves
+    special_ids: frozenset[int]  # parsed in a text, and not text for people: control, unknown, end of generation
+    user_defined_ids: frozenset[int]  # parsed in a text, and text for people
     right_strip_ids: frozenset[int]  # take the white space after them in a text with them
     bytes: Mapping[int, int]  # id → byte of a SentencePiece vocabulary's tokens for single bytes
     eog_ids: frozenset[int]  # end a generation
     bos_id: int | None
     eos_id: int | None
-    unknown_id: int | None  # of a SentencePiece vocabulary: a character that it has neither as token nor as bytes
+    unknown_id: int | None  # SentencePiece: the token of a character without a token or bytes of its own
     add_bos: bool
     space_prefix: bool  # a text gets a space in front of it, and in front of what follows a special token
 
 
 def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
-    """The vocabulary in ``metadata`` (the dict of a GGUF file).
+    """The vocabulary in ``metadata``, that of a GGUF file.
 
-    Raises Unsupported for a tokenizer that we do not have, BadFile for keys that are missing or contradict each other.
+    Raises Unsupported for a tokenizer that is not implemented, BadFile for keys that are missing or contradict others.
     """
     pre_tokenizer = _pre_tokenizer(metadata)
     tokens = _array(metadata, "tokenizer.ggml.tokens", str)
@@ -93,7 +93,7 @@ def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
 
 
 def _pre_tokenizer(metadata: Mapping[str, object]) -> PreTokenizer | None:
-    """That of a byte-level vocabulary; None for a SentencePiece one, which cuts nothing."""
+    """The pre-tokenizer of a byte-level vocabulary; None for a SentencePiece one, which cuts nothing."""
     model = metadata.get("tokenizer.ggml.model")
     if model is None:
         raise BadFile("tokenizer.ggml.model is missing: the file has no tokenizer.")
@@ -119,7 +119,7 @@ def _array(metadata: Mapping[str, object], key: str, kind: type[T]) -> Sequence[
 
 
 def _column(metadata: Mapping[str, object], key: str, kind: type[T], rows: int) -> Sequence[T]:
-    """An array with a value for each token."""
+    """The array under ``key``, with a value for each of ``rows`` tokens."""
     values = _array(metadata, key, kind)
     if len(values) != rows:
         raise BadFile(f"{key} has {len(values):,} entries, tokenizer.ggml.tokens has {rows:,}.")
@@ -127,7 +127,7 @@ def _column(metadata: Mapping[str, object], key: str, kind: type[T], rows: int) 
 
 
 def _of_type(types: Sequence[int], *kinds: TokenType) -> list[int]:
-    """The ids of the tokens of these types."""
+    """The ids of the tokens whose type is one of ``kinds``."""
     wanted = {
         int(kind) for kind in kinds
     }  # plain ints: comparing enums takes a tenth of a second for a large vocabulary
@@ -150,7 +150,7 @@ def _add_bos(metadata: Mapping[str, object], bos_id: int | None, *, default: boo
 
 
 def _ids(tokens: Sequence[str]) -> dict[str, int]:
-    """Token text → id.  Every text stands once, and none is empty: an empty special token would match everywhere."""
+    """Token text → id.  Raises BadFile for a text that occurs twice or is empty (it would match everywhere)."""
     ids = {token: i for i, token in enumerate(tokens)}
     if not ids:
         raise BadFile("tokenizer.ggml.tokens is empty.")
@@ -174,7 +174,7 @@ def _merges(metadata: Mapping[str, object], ids: Mapping[str, int]) -> Sequence[
 
 
 def _derived_merges(metadata: Mapping[str, object], tokens: Sequence[str], types: Sequence[int]) -> Sequence[str]:
-    """Of the tokens that a text is made of; the others are matched before it is cut, or never."""
+    """The merges of the tokens that a text is made of; the others are matched before it is cut, or never."""
     scores = _column(metadata, "tokenizer.ggml.scores", float, len(tokens))
     not_a_number = next((i for i, score in enumerate(scores) if score != score), None)
     if not_a_number is not None:
@@ -183,14 +183,14 @@ def _derived_merges(metadata: Mapping[str, object], tokens: Sequence[str], types
 
 
 def _right_strip_ids(metadata: Mapping[str, object], tokens: Sequence[str], added: set[int]) -> frozenset[int]:
-    """Phi-3's special tokens take the white space after them, which a GGUF file does not say."""
+    """The tokens that take the white space after them: Phi-3's special ones, which a GGUF file does not say."""
     if metadata.get("general.architecture") != "phi3":
         return frozenset()
     return frozenset(i for i in added if tokens[i] not in ("<unk>", "<s>", "<|endoftext|>"))
 
 
 def _token_id(metadata: Mapping[str, object], key: str, size: int, default: int | None = None) -> int | None:
-    """The id under ``key``; ``default`` if there is none and the vocabulary is as large."""
+    """The id under ``key``; without one ``default``, if a vocabulary of ``size`` tokens has that id."""
     value = metadata.get(key)
     if value is None:
         return default if default is not None and default < size else None

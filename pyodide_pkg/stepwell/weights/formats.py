@@ -1,4 +1,4 @@
-"""The table of tensor formats: how GGML lays out numbers in a file, and which of them this version computes with.
+"""The table of tensor formats: how GGML lays out numbers in a file, for those that this version computes with.
 
 A format packs ``block_size`` neighbouring weights of a row (32; K-quants: 256) into ``block_bytes``; d and m are
 little-endian half floats:
@@ -23,7 +23,7 @@ from stepwell.errors import Unsupported
 
 @dataclass(frozen=True, slots=True)
 class TensorFormat:
-    """One row of the table; ``ggml_type`` is the number that a GGUF file stores."""
+    """One row of the table: blocks of ``block_size`` weights in ``block_bytes``; a GGUF file stores ``ggml_type``."""
 
     name: str
     ggml_type: int
@@ -48,7 +48,7 @@ Q6_K = TensorFormat("Q6_K", 14, 256, 210)
 BF16 = TensorFormat("BF16", 30, 1, 2)
 
 FORMATS = {row.ggml_type: row for row in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)}
-"""The supported formats by their number in the file."""
+"""The supported formats, by the number that a file stores."""
 
 _OTHER_NAMES = {
     4: "Q4_2 (removed from GGML)",

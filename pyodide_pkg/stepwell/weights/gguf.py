@@ -27,15 +27,23 @@ if TYPE_CHECKING:
     from stepwell.gpu.device import ByteSource
 
 Value: TypeAlias = "bool | int | float | str | list[Value]"
+"""A value of the metadata."""
 T = TypeVar("T")
 
 FIRST_READ_BYTES = 1 << 20
-HEADER_LIMIT_BYTES = 64 << 20  # the largest vocabularies in use (256 k tokens with scores and merges) need about 15 MiB
+"""Bytes of the first read of a file."""
+HEADER_LIMIT_BYTES = 64 << 20
+"""The longest header: the largest vocabularies in use (256 k tokens with scores and merges) need about 15 MiB."""
 ARRAY_DEPTH = 4
+"""How deep arrays may be nested."""
 MAX_DIMENSIONS = 4
+"""The most dimensions of a tensor."""
 MAX_KEY_BYTES = 65_535
+"""The longest key."""
 MAX_TENSOR_NAME_BYTES = 64
+"""The longest name of a tensor."""
 DEFAULT_ALIGNMENT = 32
+"""The alignment of tensors in a file that does not state one."""
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _BOOL, _STRING, _ARRAY = 7, 8, 9
@@ -70,7 +78,7 @@ class GgufFile:
 
 
 class _NeedMore(Exception):
-    """A signal, not an error, that never leaves this module: the entry goes on behind the bytes read so far."""
+    """A signal, not an error, that never leaves this module: the entry continues beyond the bytes read so far."""
 
 
 class _Header:
@@ -99,12 +107,12 @@ class _Header:
                 return result
 
     async def _read_on(self) -> None:
-        """Double what was read, so that parsing an entry again costs no more than the entry did."""
+        """Double the bytes read, so that parsing an entry again costs no more than the entry did."""
         have = len(self.data)
         want = min(max(FIRST_READ_BYTES, have), HEADER_LIMIT_BYTES - have, self.size - have)
         if want <= 0:
             raise self.bad(
-                f"{self.what} goes on behind the first {HEADER_LIMIT_BYTES:,} bytes, the most a header may have"
+                f"{self.what} continues beyond the first {HEADER_LIMIT_BYTES:,} bytes, the most a header may have"
             )
         more = await self._source.read(have, want)
         if len(more) != want:
@@ -158,7 +166,8 @@ class _Header:
 async def read_gguf(source: "ByteSource") -> GgufFile:
     """Read and check the header of ``source``: 1 MiB, then doubling, at most 64 MiB and never the tensor data.
 
-    Raises BadFile for what is truncated, corrupt or not GGUF; Unsupported for versions and tensor types we do not have.
+    Raises BadFile for a file that is truncated, corrupt or not GGUF, Unsupported for versions and tensor types that
+    this version does not have.
     """
     header = _Header(source)
     version, n_tensors, n_entries = await header.parse(_parse_start)
@@ -255,7 +264,7 @@ def _array(header: _Header, depth: int) -> list[Value]:
 
 
 def _strings(header: _Header, count: int) -> list[Value]:
-    """``count`` strings.  Vocabularies have 10^5, so the loop is bare; what it trips over, ``string`` explains."""
+    """``count`` strings.  Vocabularies have 10^5, so the loop is bare; ``string`` explains what is wrong."""
     data, unpack, position = header.data, _U64.unpack_from, header.position
     available = len(data)
     out: list[Value] = []
@@ -306,7 +315,7 @@ def _alignment(header: _Header, metadata: Mapping[str, Value]) -> int:
 
 
 def _place(header: _Header, infos: list[TensorInfo], data_offset: int, alignment: int) -> dict[str, TensorInfo]:
-    """The tensors by name with their offsets in the file; refuses doubled, misaligned, cut and overlapping ones."""
+    """The tensors by name, with their offsets in the file.  Refuses doubled, misaligned, cut and overlapping ones."""
     tensors: dict[str, TensorInfo] = {}
     for info in infos:
         if info.name in tensors:

@@ -19,22 +19,26 @@ from stepwell.step.recorder import Recorder
 from stepwell.weights.gguf import GgufFile, TensorInfo
 
 BATCH_BYTES = 32 << 20
+"""Bytes of tensors that are on the GPU in both forms at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A model's weights on the GPU, by the names that the architecture gave them."""
+    """A model's weights on the GPU, by the names that the architecture gives them; a matrix may have two names."""
 
     matrices: Mapping[str, Matrix]
     vectors: Mapping[str, Buffer]
 
     def matrix(self, name: str) -> Matrix:
+        """The matrix called ``name``."""
         return self.matrices[name]
 
     def vector(self, name: str) -> Buffer:
+        """The f32 vector called ``name``."""
         return self.vectors[name]
 
     def release(self, pool: BufferPool) -> None:
+        """Give every buffer back to ``pool``."""
         for buffer in _owned(self.matrices, self.vectors):
             pool.release(buffer)
 
@@ -48,11 +52,11 @@ async def load_weights(
     progress: Progress | None = None,
     pairings: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> Weights:
-    """Load ``matrices`` (name -> tensors stacked row on row) and ``vectors`` (name -> f32 tensor).
+    """Load ``matrices`` (name -> tensors stacked row on row) and ``vectors`` (name -> f32 tensor) of ``file``.
 
-    ``progress`` gets (bytes done, bytes in total); ``pairings`` (tensor -> ``Ops.repack``'s pairing) are of heads that
-    the file rotates by halves.  Raises Unsupported for layouts that have no kernel, and what the pool, the source and
-    the device raise; then every buffer is given back.
+    ``source`` has the file's bytes.  ``progress`` gets (bytes done, bytes in total).  ``pairings`` (tensor -> the
+    pairing of ``Ops.repack``) has the tensors whose heads are rotated by halves.  Raises Unsupported for mixtures of
+    formats that no layout holds, and what the pool, the source and the device raise; then every buffer is given back.
     """
     loader = _Loader(file, launcher, pairings)
     try:
@@ -66,7 +70,7 @@ async def load_weights(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Where a tensor goes: straight into a vector's buffer, or by repacking into rows ``first_row``… of a matrix."""
+    """Where a tensor goes: straight into a vector's buffer, or repacked into a matrix from row ``first_row`` on."""
 
     tensor: TensorInfo
     target: Buffer | Matrix
@@ -178,7 +182,7 @@ class _Loader:
         self._forget_raw()
 
     def _forget_raw(self) -> None:
-        """Nothing is recorded any more: destroy the raw buffers and what binds them."""
+        """Destroy the raw buffers and what binds them; nothing is recorded any more."""
         self._launcher.release_run()
         self._pool.flush()
         self._pool.trim()

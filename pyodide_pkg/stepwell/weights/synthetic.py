@@ -1,6 +1,6 @@
 """Random weights made on the GPU: a model's shape without its file, nothing to download, nothing through Python.
 
-A matrix gets elements that are a hash of their place and of its number in the model (``kernels/wgsl/noise.wgsl``), so
+An element of a matrix is a hash of its place and of the matrix's number in the model (``kernels/wgsl/noise.wgsl``), so
 the same shape in the same layout has the same weights on every device.  Their standard deviation is 1/sqrt(columns), so
 that a product has the size of its input, and norm weights are one.  The residual stream then begins as small as an
 embedding and ends at about the square root of the number of layers: what the layers add outweighs the last token, which
@@ -20,12 +20,13 @@ from stepwell.memory.buffer import Buffer, Role
 from stepwell.step.recorder import Recorder
 from stepwell.weights.loader import Weights
 
-BATCH_BYTES = 128 << 20  # between two reports of progress
+BATCH_BYTES = 128 << 20
+"""Bytes between two reports of progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """What is to be made, before anything is: the matrices (names, rows, columns) and vectors (name, values)."""
+    """The weights to make: ``matrices`` (names, rows, columns) in ``layout``, and ``vectors`` (name -> values)."""
 
     layout: MatrixLayout
     matrices: Sequence[tuple[tuple[str, ...], int, int]]
@@ -33,7 +34,7 @@ class WeightPlan:
 
     @property
     def buffers(self) -> dict[str, int]:
-        """Bytes of every buffer, by what it is for."""
+        """Bytes of every buffer, by the name of what it holds."""
         sizes = {}
         for (name, *_), n, k in self.matrices:
             sizes[name] = self.layout.words_bytes(n, k)
@@ -43,11 +44,11 @@ class WeightPlan:
 
     @property
     def nbytes(self) -> int:
-        """Of all buffers."""
+        """Bytes of all buffers."""
         return self.nbytes_in(self.layout)
 
     def nbytes_in(self, layout: MatrixLayout) -> int:
-        """The same in another layout."""
+        """Bytes of all buffers, were the matrices in ``layout``."""
         weights = sum(n * k for _, n, k in self.matrices)
         return layout.words_bytes(1, weights) + layout.scales_bytes(1, weights) + 4 * sum(self.vectors.values())
 
@@ -58,10 +59,10 @@ def plan_weights(
     matrices: Mapping[str, tuple[str, ...]],
     vectors: Mapping[str, str],
 ) -> WeightPlan:
-    """``kind`` is a tensor format of files, whose layout all matrices get; the tables are those of an architecture.
+    """The weights of an architecture, all its matrices in the layout of the tensor format ``kind``.
 
-    ``tensors`` are shapes (inputs, outputs).  Raises Unsupported for a format that there is not, and for rows that are
-    no whole blocks.
+    ``tensors`` has shapes (inputs, outputs); ``matrices`` and ``vectors`` are as in ``load_weights``.  Raises
+    Unsupported for a format that there is not, and for rows that are not whole blocks.
     """
     if kind not in LAYOUT_OF_FORMAT:
         raise Unsupported(f"there are no weights of type {kind!r}, only {', '.join(LAYOUT_OF_FORMAT)}.")
@@ -78,7 +79,7 @@ def plan_weights(
 
 
 async def make_weights(plan: WeightPlan, launcher: Launcher, progress: Progress | None = None) -> Weights:
-    """Make what ``plan`` says.  ``progress`` gets (bytes done, bytes in total).
+    """Make the weights of ``plan`` on the GPU.  ``progress`` gets (bytes done, bytes in total).
 
     Raises what the pool and the device raise; then every buffer is given back.
     """

@@ -39,7 +39,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def timed(page: Page, time_us: Callable[[int], float]) -> Page:
     """The page with a GPU whose n-th pass since the last take lasts ``time_us(n)``."""
-    passes = page.device.profiler._passes_us
+    passes = page.device.profiler.passes_us
     page.device.profiler.end_pass = lambda: passes.append(time_us(len(passes)))  # type: ignore[method-assign]
     return page
 

@@ -306,7 +306,7 @@ def test_forged_counts_allocate_nothing() -> None:
 def test_a_header_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "HEADER_LIMIT_BYTES", 3 << 20)
     source = CountingSource(assemble([string("a") + struct.pack("<IQ", STRING, 5 << 20)]), size=20 << 20)
-    with pytest.raises(BadFile, match="metadata entry 0 of 1 goes on behind the first 3,145,728 bytes"):
+    with pytest.raises(BadFile, match="metadata entry 0 of 1 continues beyond the first 3,145,728 bytes"):
         asyncio.run(read_gguf(source))
     assert source.bytes_read == 3 << 20
 
