@@ -160,10 +160,9 @@ class KVPattern:
 
     async def _attempt(self, rows: int) -> tuple[float, float, Sequence[int]]:
         """A step as a transaction: (when it was submitted, when its result was back, the result); commits or raises."""
-        self._pool.begin_run()
         try:
-            step = self._record(rows)
-            self._launcher.submit(step)
+            async with self._pool.step(0):
+                self._launcher.submit(self._record(rows))
             submitted = now_ms()
             data = await self._launcher.read(self._staging, 4 * self._results)
             results = unpack(f"<{self._results}I", data)

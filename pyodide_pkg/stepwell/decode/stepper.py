@@ -76,15 +76,14 @@ class Stepper:
         the id of a decode step, given when nothing is in flight: then a plan may be recorded.  ``draw``: what the next
         id is sampled by.  Raises what the pool and the device raise; the step is abandoned then, and all in flight.
         """
-        async with self._pool.recording:
-            return await self._issue(ids, rows, reach, last, live, token, draw)
+        async with self._pool.step(self._number) as start:
+            return await self._issue(ids, rows, reach, last, live, token, draw, start)
 
     async def _issue(
-        self, ids: Sequence[int] | None, rows: int, reach: int, last: bool, live: bool, token: int | None, draw: int
-    ) -> Flight:
-        start = now_ms()
+        self, ids: Sequence[int] | None, rows: int, reach: int, last: bool, live: bool, token: int | None, draw: int,
+        start: float,
+    ) -> Flight:  # fmt: skip
         step = None
-        self._pool.begin_run(self._number)
         scope = self._scope(rows)
         try:
             position = self._cache.end
@@ -257,11 +256,11 @@ class Stepper:
     ) -> bool:
         """Replay the step that was just done, and compare what comes back and the logits, bit by bit."""
         launcher, nbytes = self._launcher, 4 * self._model.config.vocab_size
-        expected = await launcher.peek(logits, nbytes)
+        expected = await launcher.peek_in_step(logits, nbytes)
         self._write_ids((token,))
         launcher.replay(plan, position, 1, staging, draw)
         again = await launcher.read(staging, self._nbytes)
-        return again == data and await launcher.peek(logits, nbytes) == expected
+        return again == data and await launcher.peek_in_step(logits, nbytes) == expected
 
     async def _once_more(
         self, scope: Scope, kv: Sequence[LayerKV], position: int, token: int, draw: int, staging: Buffer

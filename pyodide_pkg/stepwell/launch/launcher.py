@@ -77,23 +77,35 @@ class Launcher:
         """Compile the kernels that ``step`` needs and that are not there yet."""
         await self.kernels.ensure(step.uses, progress)
 
+    async def issue(self, step: Step) -> None:
+        """Compile what ``step`` lacks and submit it, in a step of the pool: for commands that are no decode step.
+
+        Its buffers must stay leased until then; a decode step acquires, records and submits in one ``pool.step``.
+        """
+        await self.prepare(step)
+        async with self.pool.step():
+            self.submit(step)
+
     def submit(self, step: Step) -> None:
-        """Issue ``step``.  Afterwards nothing recorded is unsubmitted, so the pool may carry out what it put off."""
+        """Submit ``step``.  Afterwards nothing recorded is unsubmitted, so the pool may carry out what it put off.
+
+        UsageError while a step of another task is under way on the pool: it might use what that one has yet to submit.
+        """
         assembly = Assembly(self.context, step, whole=False)
         try:
-            self._issue(assembly, step)
+            self._submit(assembly, step)
         finally:
             self._destroy_groups(assembly)
 
     def record(self, step: Step, key: Hashable, owner: int, pinned: Sequence[Buffer], reach: int) -> Plan | None:
-        """Issue ``step`` and keep it as a plan for positions below ``reach``; ``pinned`` stays leased as long.
+        """Submit ``step`` and keep it as a plan for positions below ``reach``; ``pinned`` stays leased as long.
 
-        None, with the reason counted, when the trace breaks a rule that a plan must keep: the step was issued all the
-        same.  UsageError when it could not be issued.
+        None, with the reason counted, when the trace breaks a rule that a plan must keep: the step was submitted all
+        the same.  UsageError when it could not be submitted.
         """
         assembly = Assembly(self.context, step, whole=True)
         try:
-            program = self._issue(assembly, step)
+            program = self._submit(assembly, step)
         except BaseException:
             self._destroy_groups(assembly)
             raise
@@ -122,7 +134,8 @@ class Launcher:
         return plan
 
     def replay(self, plan: Plan, position: int, rows: int, staging: Buffer, draw: int = 0) -> None:
-        """Issue the step that ``plan`` was recorded from, with other scalars."""
+        """Submit the step that ``plan`` was recorded from, with other scalars."""
+        self._check_turn()
         if self.pool.debug:
             self.pool.check_live(plan.buffers)
         self.touch_ahead()
@@ -159,7 +172,12 @@ class Launcher:
         return _Reading(self, self.device.read_buffer(staging.id, 0, nbytes))
 
     async def peek(self, buffer: Buffer, nbytes: int) -> bytes:
-        """The first ``nbytes`` of a buffer that is not mappable: a look from outside, which no step counts on."""
+        """The first ``nbytes`` of a buffer that is not mappable: a look from outside, in a step of its own."""
+        async with self.pool.step():
+            return await self.peek_in_step(buffer, nbytes)
+
+    async def peek_in_step(self, buffer: Buffer, nbytes: int) -> bytes:
+        """The same within the step of the pool that the caller has, once it was submitted."""
         staging = self.pool.acquire(nbytes, Role.STAGING, "peek")
         try:
             rec = Recorder()
@@ -201,7 +219,12 @@ class Launcher:
         }
 
     def release_run(self) -> None:
-        """Forget what was made for the buffers of a run that is over: the next run has others."""
+        """Forget what was made for the buffers of a run that is over: the next run has others.
+
+        A step of another task may be using it: while one is under way this does nothing.
+        """
+        if self.pool.busy:
+            return
         self.plans.clear()
         self.bind_groups.clear(self.context)
 
@@ -215,8 +238,9 @@ class Launcher:
         self.shadow.clear()
         self.kernels.clear()
 
-    def _issue(self, assembly: Assembly, step: Step) -> Program:
+    def _submit(self, assembly: Assembly, step: Step) -> Program:
         """Submit the programs of a step; returns the last one."""
+        self._check_turn()
         if self.pool.debug:
             self.pool.check_live(step.buffers)
         if self._generation != self.pool.generation:
@@ -238,6 +262,10 @@ class Launcher:
             self.bind_groups.expect(assembly.counters.launches)
         self.pool.flush()
         return program
+
+    def _check_turn(self) -> None:
+        if self.pool.busy:
+            raise UsageError("a step of another task is under way: submit yours within `async with pool.step()`.")
 
     def _check_groups(self, assembly: Assembly) -> None:
         """UsageError if the cache cannot hold the step's bind groups: then some are gone already."""

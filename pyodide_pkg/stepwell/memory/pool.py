@@ -11,9 +11,10 @@ What the pool guarantees, whatever the policy says:
 Recording is what happens between an ``acquire`` and the next ``flush``.
 """
 
-from asyncio import Lock
 from collections.abc import Callable, Iterable
+from functools import partial
 
+from stepwell.errors import PoolError
 from stepwell.gpu.device import Device
 from stepwell.memory.budget import Budget
 from stepwell.memory.buffer import Role
@@ -25,6 +26,7 @@ from stepwell.memory.ledger import MemoryReport
 from stepwell.memory.policies import make_policy
 from stepwell.memory.policies.base import Growing, Policy, Request
 from stepwell.memory.slots import Route, Slot
+from stepwell.memory.turn import PoolStep, Turn
 from stepwell.options import OptionValue
 
 __all__ = ["USAGE", "BufferPool"]
@@ -47,9 +49,7 @@ class BufferPool(Leases):
         debug: bool = False,
     ) -> None:
         super().__init__(device, policy, Budget(budget_bytes, hard), debug)
-        # Held from a step's first acquire until it is submitted, by whoever may await something in between: another
-        # one's flush would let go of what the step has released and still uses.
-        self.recording = Lock()
+        self._turn = Turn()
         self.inventory.on_lost = self._forget
 
     @property
@@ -83,8 +83,26 @@ class BufferPool(Leases):
         """How many devices were lost."""
         return self.inventory.generation
 
+    def step(self, session: int | None = None) -> PoolStep:
+        """A step from its first acquire to its submit, as an ``async with``: one at a time on this pool.
+
+        A decode step of ``session`` begins as with ``begin_run``; None is for commands that are no decode step, as
+        those of weights.  ``as`` gives the time in ms when its turn came.  PoolError within a step of the same task.
+        """
+        return PoolStep(self._turn, partial(self.begin_run, session) if session is not None else _nothing)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step of another task is under way: then nothing may be submitted but by that task."""
+        return self._turn.is_others
+
     def flush(self) -> None:
-        """Nothing recorded is unsubmitted any more: carry out what waited for that."""
+        """Nothing recorded is unsubmitted any more: carry out what waited for that.
+
+        While a step of another task is under way, that is not so, and its flush will do it: then this does nothing.
+        """
+        if self._turn.is_others:
+            return
         self.inventory.flush(self._recording)
         self._recording = False
         if self._parked:
@@ -107,7 +125,12 @@ class BufferPool(Leases):
         return self._sessions
 
     def begin_run(self, session: int = 0) -> None:
-        """A decode step of ``session`` begins: flush, then the policies' windows turn over."""
+        """A decode step of ``session`` begins: flush, then the policies' windows turn over.
+
+        For callers that share the pool with nobody; others use ``step``.  PoolError while another task's is under way.
+        """
+        if self._turn.is_others:
+            raise PoolError("a step of another task is under way: begin yours with `async with pool.step(session)`.")
         self.flush()
         self._session = session
         self.inventory.run += 1
@@ -236,3 +259,7 @@ class BufferPool(Leases):
             self._quarantine.drain()
         self._parked.clear()
         self._recording = False
+
+
+def _nothing() -> None:
+    """How a step begins that is no run."""

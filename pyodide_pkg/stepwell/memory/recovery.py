@@ -30,12 +30,13 @@ async def fence(pool: BufferPool) -> None:
 async def make_room(pool: BufferPool, nbytes: int) -> None:
     """Destroy free buffers until ``nbytes`` more fit the budget, and wait until the GPU has let go of them.
 
-    Nothing recorded may be unsubmitted.
+    Not from within a step of the pool: PoolError.
     """
-    pool.flush()
-    pool.reclaim(pool.excess(nbytes), Eviction.BUDGET)
-    pool.flush()
-    await fence(pool)
+    async with pool.step():
+        pool.flush()
+        pool.reclaim(pool.excess(nbytes), Eviction.BUDGET)
+        pool.flush()
+        await fence(pool)
 
 
 async def recover(pool: BufferPool) -> None:
@@ -44,15 +45,16 @@ async def recover(pool: BufferPool) -> None:
     The step that failed must have been abandoned.  Leases that are younger than the last step known to be good may
     have no memory behind them: they are destroyed when they are released.  Raises DeviceLost if the device is gone.
     """
-    reserved = pool.reserved_bytes
-    pool.inventory.note_failure("oom")
-    await _settle_errors(pool)
-    pool.inventory.doubt_unconfirmed()
-    pool.flush()
-    pool.give_up_free(Eviction.OOM)
-    pool.flush()
-    await fence(pool)
-    pool.budget.shrink(reserved)
+    async with pool.step():
+        reserved = pool.reserved_bytes
+        pool.inventory.note_failure("oom")
+        await _settle_errors(pool)
+        pool.inventory.doubt_unconfirmed()
+        pool.flush()
+        pool.give_up_free(Eviction.OOM)
+        pool.flush()
+        await fence(pool)
+        pool.budget.shrink(reserved)
 
 
 async def _settle_errors(pool: BufferPool) -> None:
@@ -75,11 +77,9 @@ async def retrying(pool: BufferPool, step: Callable[[], Awaitable[T]]) -> T:
     try:
         return await step()
     except BudgetExceeded as error:
-        async with pool.recording:
-            await make_room(pool, error.requested)
+        await make_room(pool, error.requested)
     except OutOfMemory:
-        async with pool.recording:
-            await recover(pool)
+        await recover(pool)
     except DeviceLost:
         pool.note_lost()
         raise

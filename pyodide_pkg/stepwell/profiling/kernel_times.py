@@ -115,7 +115,7 @@ async def _time_steps(session: DecodeSession, token: int, generation: Generation
         await device.take_profile()
         async with aclosing(session.rehearse(token, generation, launcher)) as steps:
             async for step in steps:
-                launcher.submit(empty)
+                await launcher.issue(empty)
                 profile = await device.take_profile()
                 if done == WARM_UP:
                     start = now_ms()

@@ -8,7 +8,7 @@ from stepwell.kernels.ops import Matrix, Ops
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.selection import tuning_for
 from stepwell.memory.buffer import Buffer, Role
-from stepwell.step.recorder import Recorder, Step, Variant
+from stepwell.step.recorder import Recorder, Variant
 
 THREADS = 256
 """Threads per workgroup."""
@@ -91,17 +91,12 @@ async def _read(launcher: Launcher, nbytes: int) -> tuple[float, ...]:
         reading = Recorder()
         for _ in range(REPEATS):
             record_read(reading, words, sums, nbytes)
-        await _issue(launcher, filling.finish())
+        await launcher.issue(filling.finish())
         await launcher.wait()
         await device.take_profile()
-        await _issue(launcher, reading.finish())
+        await launcher.issue(reading.finish())
         return (await device.take_profile()).passes_us
     finally:
         for buffer in held:
             pool.release(buffer)
         pool.flush()
-
-
-async def _issue(launcher: Launcher, step: Step) -> None:
-    await launcher.prepare(step)
-    launcher.submit(step)

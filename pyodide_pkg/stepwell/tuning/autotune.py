@@ -231,7 +231,7 @@ class Autotuner:
     async def results(self, launch: Launch) -> list["array[float]"]:
         """All that ``launch`` writes, given the same random input every time."""
         self._scratch.fill()
-        self._launcher.submit(self._step([launch]))
+        await self._launcher.issue(self._step([launch]))
         bindings = self._launcher.kernels[launch.variant].layout.bindings
         # a uniform block comes first
         written = [

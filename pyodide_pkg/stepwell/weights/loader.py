@@ -15,7 +15,7 @@ from stepwell.kernels.ops import Matrix, Ops
 from stepwell.launch.launcher import Launcher
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
-from stepwell.step.recorder import Recorder
+from stepwell.step.recorder import Recorder, Step
 from stepwell.weights.gguf import GgufFile, TensorInfo
 
 BATCH_BYTES = 32 << 20
@@ -140,6 +140,15 @@ class _Loader:
         self._forget_raw()
 
     async def _load_batch(self, batch: list[_Part], source: ByteSource, report: Progress) -> None:
+        async with self._pool.step():  # what the CPU is to write, no command waits for that was not submitted
+            chunks, step = self._record(batch)
+        await self._launcher.device.upload(source, chunks, report)
+        await self._launcher.issue(step)
+        await self._launcher.device.wait()
+        self._release_raw()
+
+    def _record(self, batch: list[_Part]) -> tuple[list[Chunk], Step]:
+        """Where the tensors of ``batch`` are to be uploaded, and the step that then repacks them."""
         chunks = []
         rec = Recorder()
         for part in batch:
@@ -152,12 +161,7 @@ class _Loader:
                 self._ops.repack(rec, raw, tensor.format.name, target, tensor.shape[1], part.first_row, pairing)
                 target = raw
             chunks.append(Chunk(tensor.offset, tensor.nbytes, target.id))
-        await self._launcher.device.upload(source, chunks, report)
-        step = rec.finish()
-        await self._launcher.prepare(step)
-        self._launcher.submit(step)
-        await self._launcher.device.wait()
-        self._release_raw()
+        return chunks, rec.finish()
 
     def _batches(self) -> list[list[_Part]]:
         """The parts in file order, cut where a batch would exceed BATCH_BYTES."""

@@ -108,9 +108,7 @@ class _Maker:
             matrix = self._matrix(names[0], n, k)
             rec = Recorder(position=number)  # the seed
             self._ops.noise(rec, matrix, k**-0.5)
-            step = rec.finish()
-            await self._launcher.prepare(step)
-            self._launcher.submit(step)
+            await self._launcher.issue(rec.finish())
             matrices |= dict.fromkeys(names, matrix)
             unreported += sum(buffer.requested for buffer in matrix.buffers)
             if unreported >= BATCH_BYTES or number == len(plan.matrices) - 1:

@@ -1,10 +1,8 @@
 """The growing-KV workload on FakeDevice: what it creates under each policy, and that wrong work is noticed."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from stepwell.decode.kv_pattern import CACHES, WORKLOADS, KVPattern
@@ -14,6 +12,7 @@ from stepwell.gpu.fake_device import FakeDevice
 from stepwell.launch.launcher import Launcher
 from stepwell.memory.policies import POLICIES
 from stepwell.memory.pool import BufferPool
+from tests.support.pattern_lab import kernels
 
 LAUNCHES_PER_LAYER = 7 + 4  # mixes; append and sum of K and of V
 
@@ -93,44 +92,8 @@ def test_nothing_is_left_after_a_run(policy: str, kv: str) -> None:
     assert device.table_sizes() == dict.fromkeys(("buffers", "pipelines", "bind_groups", "plans"), 0)
 
 
-Kernel = Callable[[list[memoryview], tuple[int, int, int]], None]
-
-
-def kernels(pattern: KVPattern, skip: str = "") -> dict[str, Kernel]:
-    """The launches of kv_pattern.wgsl in numpy, by pipeline label; ``skip`` leaves out the work of one mode."""
-    made: dict[str, Kernel] = {}
-    for variant in pattern._kernels.variants:
-        constants: dict[str, Any] = dict(variant.constants)
-        if constants["mode"] != skip:
-            made[str(variant)] = meaning(constants)
-    return made
-
-
-def meaning(c: dict[str, Any]) -> Kernel:
-    def run(views: list[memoryview], grid: tuple[int, int, int]) -> None:
-        arrays = [np.frombuffer(view, np.uint32) for view in views]
-        position, _, length = (int(word) for word in arrays[0][:3])
-        if c["mode"] == "seed":
-            arrays[1][: c["words"]] = np.arange(c["words"], dtype=np.uint32) + position
-        elif c["mode"] == "mix":
-            x = arrays[1][np.arange(c["words"]) % c["x_words"]].astype(np.uint64)
-            arrays[2][: c["words"]] = (x * c["mul"] + c["add"]) & 0xFFFFFFFF
-        elif c["mode"] == "append":
-            salt = int(arrays[2][0])
-            for p in range(position, position + grid[0]):
-                row = np.arange(c["words"], dtype=np.uint64) + p * c["row_factor"] + salt
-                arrays[1][p * c["words"] : (p + 1) * c["words"]] = row & 0xFFFFFFFF
-        else:
-            p = np.arange(length)
-            read = arrays[1][p * c["words"] + p * c["stride"] % c["words"]].astype(np.uint64)
-            arrays[2][1] = int(read.sum()) & 0xFFFFFFFF
-
-    return run
-
-
 def computing(policy: str, kv: str, skip: str = "", start: int = 5, tokens: int = 4) -> KVPattern:
-    probe = open_pattern(policy, "kv16", start=start, tokens=tokens, kv=kv)
-    device = FakeDevice(log_limit=0, kernels=kernels(probe, skip))
+    device = FakeDevice(log_limit=0, kernels=kernels("kv16", skip))
     return KVPattern("kv16", Launcher(device, BufferPool(device, policy)), kv=kv, start=start, tokens=tokens)
 
 
