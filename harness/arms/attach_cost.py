@@ -4,29 +4,41 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from playwright.sync_api import Browser
 from rich.table import Table
 
 from harness import RunError
-from harness.arms.compare import rotated
+from harness.arms.schedule import Arm, Schedule
 
 PAGE = Path(__file__).with_name("attach_cost.html")
 BOOT_MS = 120_000
 STEPS = 30
 
 
-@dataclass
-class Arm:
-    """``name``: bare (the browser alone), or who decides, js or python; ``zero`` as in ``attach``.
+class Keeping(NamedTuple):
+    """Who ``decides`` what a freed buffer is kept for: bare (nobody), js or python; ``zero`` as in ``attach``."""
 
-    Times per buffer, an entry per step: of createBuffer, of destroy, and of the submit after them, which clears what
-    is to be handed out again.
+    decides: str
+    zero: str = ""
+
+
+KEEPINGS = (
+    Keeping("bare"), Keeping("js", "always"), Keeping("js", "never"), Keeping("python", "always"),
+    Keeping("python", "never"),
+)  # fmt: skip
+ARMS = tuple(Arm(" ".join(filter(None, keeping)), keeping) for keeping in KEEPINGS)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The times of an ``arm`` per buffer, an entry per step: of createBuffer, of destroy, and of the submit after them.
+
+    That submit clears what is to be handed out again.
     """
 
-    name: str
-    zero: str = ""
+    arm: Arm[Keeping]
     create_us: list[float] = field(default_factory=list)
     destroy_us: list[float] = field(default_factory=list)
     submit_us: list[float] = field(default_factory=list)
@@ -36,15 +48,23 @@ class Arm:
         """The median step's pair of createBuffer and destroy."""
         return median(a + b for a, b in zip(self.create_us, self.destroy_us, strict=True))
 
-
-ARMS = (("bare", ""), ("js", "always"), ("js", "never"), ("python", "always"), ("python", "never"))
+    def add(self, found: dict[str, Any]) -> None:
+        """Take up what the page measured.  RunError when a buffer was not a reused one."""
+        if found["created"]:
+            raise RunError(
+                f"{self.arm.name}: {found['created']} buffers were created in steps that were to reuse all of theirs."
+            )
+        for create, destroy, submit in found["times"]:
+            self.create_us.append(create)
+            self.destroy_us.append(destroy)
+            self.submit_us.append(submit)
 
 
 def measure(
-    browser: Browser, url: str, rounds: int, tell: Callable[[str], None] = lambda _: None, steps: int = STEPS
-) -> list[Arm]:
-    """Every arm ``rounds`` times for ``steps`` steps, in turns in one page, each round in another order."""
-    arms = [Arm(*names) for names in ARMS]
+    browser: Browser, url: str, rounds: int, report: Callable[[str], None] = lambda _: None, steps: int = STEPS
+) -> list[Costs]:
+    """The costs of every arm, ``rounds`` times ``steps`` steps each, all in one page of the site at ``url``."""
+    costs = {arm.name: Costs(arm) for arm in ARMS}
     page = browser.new_page()
     try:
         page.set_default_timeout(BOOT_MS)
@@ -55,31 +75,20 @@ def measure(
         )
         page.goto(f"{url.rstrip('/')}/attach_cost.html")
         page.wait_for_function("() => window.measure")
-        for number in range(rounds):
-            for arm in rotated(arms, number):
-                tell(f"round {number + 1} of {rounds}: {arm.name} {arm.zero}")
-                found = page.evaluate("measure", {"arm": arm.name, "zero": arm.zero, "steps": steps})
-                _add(arm, found)
+        for turn in Schedule(arms=ARMS, rounds=rounds, steps=steps):
+            report(f"round {turn.round + 1} of {rounds}: {turn.arm.name}")
+            decides, zero = turn.arm.settings
+            costs[turn.arm.name].add(page.evaluate("measure", {"arm": decides, "zero": zero, "steps": steps}))
     finally:
         page.close()
-    return arms
+    return list(costs.values())
 
 
-def _add(arm: Arm, found: dict[str, Any]) -> None:
-    if found["created"]:
-        raise RunError(
-            f"{arm.name}: {found['created']} buffers were created in steps that were to reuse all of theirs."
-        )
-    for create, destroy, submit in found["times"]:
-        arm.create_us.append(create)
-        arm.destroy_us.append(destroy)
-        arm.submit_us.append(submit)
-
-
-def table(arms: Sequence[Arm]) -> Table:
+def table(costs: Sequence[Costs]) -> Table:
     """Medians of the steps."""
     found = Table("decides", "zero", "createBuffer", "destroy", "both", "submit", caption="microseconds per buffer")
-    for arm in arms:
-        times = (median(arm.create_us), median(arm.destroy_us), arm.pair_us, median(arm.submit_us))
-        found.add_row(arm.name, arm.zero or "-", *(f"{time:.2f}" for time in times))
+    for row in costs:
+        times = (median(row.create_us), median(row.destroy_us), row.pair_us, median(row.submit_us))
+        decides, zero = row.arm.settings
+        found.add_row(decides, zero or "-", *(f"{time:.2f}" for time in times))
     return found

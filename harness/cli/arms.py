@@ -58,23 +58,24 @@ def run_compare(
     built: BuiltOption = None,
 ) -> None:
     """Run a workload's arms in turns in one browser; print medians and ratios to the static control."""
-    plan = compare.Plan(
-        workload, compare.parse_arms(arms), tuple(start or [2036]), tokens, rounds, warm_up, budget, hard
-    )
-    wanted = [plan.scenario(arm, first) for first in plan.starts for arm in plan.arms]
+    plan = compare.Comparison(
+        arms=compare.parse_arms(arms), rounds=rounds, steps=tokens, skip=warm_up, starts=tuple(start or [2036]),
+        base=Scenario(workload=workload, budget_mib=budget, hard_budget=hard),
+    )  # fmt: skip
+    wanted = [plan.scenario(turn) for turn in plan]
     with cli_page.open_page(profile, flag or [], browser, headed, timeout, built, *wanted) as (runner, status):
-        found = compare.run_plan(plan, quietly(runner), lambda text: status.update(escape(text)))
+        found = compare.run_all(plan, quietly(runner), lambda text: status.update(escape(text)))
     if not found:
         raise RunError("stopped before the first run was complete", "Cancelled")
     console.print(compare.table(plan, found))
-    cli_page.print_software_note([run.record for run in found])
+    cli_page.print_software_note([run.result for run in found])
     if json:
         records.write(compare.as_json(plan, found), json)
         cli_page.print_written(json)
-    check = report.same_results([[run.record for run in found if run.start == first] for first in plan.starts])
+    check = report.same_results([[run.result for run in found if run.start == first] for first in plan.starts])
     if not check.holds:
         raise RunError(check.text, "Divergence")
-    if len(found) < plan.rounds * len(wanted):
+    if len(found) < len(plan):
         raise RunError("stopped before the last run", "Cancelled")
 
 
@@ -107,10 +108,10 @@ def run_ablate(
     """
     chosen = ablate.choose_arms(arms)
     base = Scenario(prompt, model, raw=raw, kv=kv, kv_type=kv_type, policy=policy)
-    plan = ablate.Plan(chosen, tokens, rounds, base, warm_up)
+    plan = ablate.Ablation(arms=chosen, rounds=rounds, steps=tokens, skip=warm_up, base=base)
     wanted = [plan.scenario(arm) for arm in plan.arms]
     with cli_page.open_page(profile, flag or [], browser, headed, timeout, built, *wanted) as (runner, status):
-        found = ablate.run_plan(plan, quietly(runner), lambda text: status.update(escape(text)))
+        found = ablate.run_all(plan, quietly(runner), lambda text: status.update(escape(text)))
     console.print(ablate_report.table(found))
     for note in ablate_report.notes(found):
         console.print(f"[yellow]·[/] {escape(note)}", highlight=False, soft_wrap=True)
@@ -141,8 +142,8 @@ def run_attach_cost(
         open_browser(profile, flag or [], choice=browser) as (started, _),
         console.status("starting the page") as status,
     ):
-        arms = attach_cost.measure(started, server.url, rounds, lambda text: status.update(escape(text)))
-    console.print(attach_cost.table(arms))
+        costs = attach_cost.measure(started, server.url, rounds, lambda text: status.update(escape(text)))
+    console.print(attach_cost.table(costs))
 
 
 def quietly(runner: PageRunner) -> "ablate.Run":

@@ -58,7 +58,10 @@ def run_attach(
 
     All arms run in turns in one browser, and their results must be equal bit by bit. [bold]--timeout[/] bounds a step.
     """
-    plan = attach.Plan(tensors, attach.parse_arms(arms, budget), tuple(start or STARTS), steps, rounds, warm_up)
+    plan = attach.Benchmark(
+        arms=attach.parse_arms(arms, budget), rounds=rounds, steps=steps, skip=warm_up, starts=tuple(start or STARTS),
+        tensors=tensors,
+    )  # fmt: skip
     site = load_site(built) if built else cli_page.build_with_progress(with_model=False)
     with (
         SiteServer(site.root) as server,
@@ -72,7 +75,7 @@ def run_attach(
         page.close()
         console.print(f"adapter: {escape(str(adapter))}; browser {started.version}", highlight=False)
         pages = ArmPages(started, server.url, timeout)
-        found = attach.run_plan(plan, pages.open, lambda text: status.update(escape(text)), lambda: interrupt.asked)
+        found = attach.run_all(plan, pages.open, lambda text: status.update(escape(text)), lambda: interrupt.asked)
         environment = describe(adapter, started.version, arguments, site)
     if not found:
         raise RunError("stopped before the first run was complete", "Cancelled")
@@ -86,7 +89,7 @@ def run_attach(
         markdown.parent.mkdir(parents=True, exist_ok=True)
         markdown.write_text(attach_report.markdown(plan, found), encoding="utf-8")
         cli_page.print_written(markdown)
-    if len(found) < len(list(plan.schedule())):
+    if len(found) < len(plan):
         raise RunError("stopped before the last run", "Cancelled")
 
 

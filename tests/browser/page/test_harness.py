@@ -143,8 +143,9 @@ def test_gpu_time_per_kernel_through_the_form(runner: PageRunner) -> None:
 
 
 def test_an_ablation_of_some_arms(runner: PageRunner) -> None:
-    plan = ablate.Plan(ablate.choose_arms("+shared pass,+plan replay"), 9, 1, Scenario("1, 2, 3,", raw=True), skip=6)
-    main, shared, replay = ablate.run_plan(plan, runner.run, lambda _: None).rows
+    arms = ablate.choose_arms("+shared pass,+plan replay")
+    plan = ablate.Ablation(arms=arms, rounds=1, steps=9, skip=6, base=Scenario("1, 2, 3,", raw=True))
+    main, shared, replay = ablate.run_all(plan, runner.run, lambda _: None).rows
     assert [row.difference for row in (main, shared, replay)] == [""] * 3
     assert main.counts["passes_per_token"] == main.counts["launches_per_token"] > 200
     assert main.counts["bind_groups_per_token"] == main.counts["launches_per_token"]
