@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer import Typer
 from typer.testing import CliRunner
 
 from harness import RunError, SetupError
@@ -41,6 +42,24 @@ def test_run_offers_what_it_must() -> None:
     harness = "top-logits profile flag browser headed timeout json site"
     for option in f"{scenario} {harness}".split():
         assert f"--{option}" in shown
+
+
+def test_commands_get_the_options_of_the_page_as_one_argument() -> None:
+    got: list[tuple[int, cli_page.PageOptions]] = []
+
+    @cli_page.with_page_options("headed", timeout=120.0)
+    def command(tokens: int = 3, *, page: cli_page.PageOptions) -> None:
+        got.append((tokens, page))
+
+    app = Typer()
+    app.command()(command)
+    given = ["--tokens", "5", "--profile", "hardware", "--flag", "--a", "--flag", "--b", "--site", "dist"]
+    assert runner.invoke(app, []).exit_code == 0
+    assert runner.invoke(app, given).exit_code == 0
+    assert runner.invoke(app, ["--headed"]).exit_code == 2
+    flags = ["--a", "--b"]
+    chosen = cli_page.PageOptions(profile=Profile.HARDWARE, flag=flags, timeout=120.0, built=Path("dist"))
+    assert got == [(3, cli_page.PageOptions(timeout=120.0)), (5, chosen)]
 
 
 def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -139,7 +158,7 @@ class FakePage:
         self.records = list(records)
         self.scenarios: list[Scenario] = []
 
-    def run(self, scenario: Scenario, on_text: Any, on_phase: Any) -> dict[str, Any]:
+    def run(self, scenario: Scenario, on_text: Any = str, on_phase: Any = str) -> dict[str, Any]:
         self.scenarios.append(scenario)
         on_phase("[decoding]")
         on_text("Par")
