@@ -9,6 +9,7 @@ from array import array
 from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median_high
 
 from stepwell.errors import DeviceLost, ShaderError
 from stepwell.gpu.clock import now_ms
@@ -145,9 +146,9 @@ class Autotuner:
         default = spread_of(launches[0].variant)
         spreads = await self._compiled(key, launches[0], alternatives(key, default, self._launcher.tuning))
         times = await self._measure(launches, spreads)
-        for spread in sorted(times, key=lambda spread: median(times[spread])):
+        for spread in sorted(times, key=lambda spread: median_high(times[spread])):
             if is_faster(times[spread], times[default]) and await self._is_right(key, launches[0], spread):
-                return Choice(spread, median(times[spread]), median(times[default]))
+                return Choice(spread, median_high(times[spread]), median_high(times[default]))
         return None
 
     async def _compiled(self, key: ProductKey, launch: Launch, spreads: Sequence[Spread]) -> list[Spread]:
@@ -259,18 +260,13 @@ def differences(wanted: "array[float]", got: "array[float]") -> list[float]:
 
 
 def is_faster(times: Sequence[float], default: Sequence[float]) -> bool:
-    """Whether the medians differ by more than the margin and either's spread over the rounds."""
-    usual = median(default)
-    return usual - median(times) > MARGIN * usual + max(spread_over_rounds(times), spread_over_rounds(default))
+    """Whether the median of ``times`` is below that of ``default`` by more than MARGIN and the larger half range."""
+    usual = median_high(default)
+    return usual - median_high(times) > MARGIN * usual + max(half_range(times), half_range(default))
 
 
-def median(times: Sequence[float]) -> float:
-    """The middle one, or the larger of the two."""
-    return sorted(times)[len(times) // 2]
-
-
-def spread_over_rounds(times: Sequence[float]) -> float:
-    """Half of the range, without the best and the worst round."""
+def half_range(times: Sequence[float]) -> float:
+    """Half of the range of ``times``, without the least and the greatest of them."""
     ordered = sorted(times)
     return (ordered[-2] - ordered[1]) / 2
 
