@@ -1,12 +1,12 @@
-"""The ablation: arms that add one switch of the launch path each, and what every one of them saves per token.
+"""The ablation: arms that each add one switch of the launch path, and what each of them saves per token.
 
-All arms run in one page, each with an engine of its own on the same device, pool and model.  First every arm runs once
-untimed, with a digest of each step's logits: ids and digests must equal those of ``main``.  Then come timed rounds
-without digests, in an order that rotates, so that what drifts on the machine falls on all arms alike.
+All arms run in one page, each with an engine of its own on the same device, pool and model.  Every arm runs
+once untimed, with a digest of each step's logits: ids and digests must equal those of ``main``.  Timed rounds without
+digests come after that.
 
-A token's time is that since the token before.  Where ids are read back up to K steps behind, tokens may arrive K at a
-time, and the last K arrive when nothing is issued any more.  So in every arm alike times are means of K consecutive
-tokens (K: the largest lag of any arm) and the last K tokens of a run do not count.
+A token's time is the time since the token before.  Where ids are read back up to K steps late, tokens may arrive K at
+a time, and the last K arrive when nothing is issued any more.  Times of all arms are therefore means of K consecutive
+tokens (K: the largest lag of any arm), and the last K tokens of a run do not count.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +20,7 @@ from harness.arms.figures import Ratio
 from harness.arms.schedule import Arm, Schedule
 from harness.page.record import Record
 from harness.page.scenario import Scenario
+from harness.site.process import Report
 from stepwell.launch.options import ABLATION, LaunchOptions
 
 MAIN = ABLATION[0][0]
@@ -32,7 +33,7 @@ COUNTS = {
     "launches_per_token": "launches",
     "replayed_per_token": "replayed",
 }
-Run = Callable[[Scenario], Record]
+RunScenario = Callable[[Scenario], Record]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class Ablation(Schedule[LaunchOptions]):
 
     @property
     def lag(self) -> int:
-        """Steps that token ids may lag behind in any arm, at least 1."""
+        """The most steps by which token ids are late in any arm, at least 1."""
         return max(1, *(1 if depth is None else depth for depth in (arm.settings.readback_depth for arm in self.arms)))
 
     def scenario(self, arm: Arm[LaunchOptions], *, digest: bool = False) -> Scenario:
@@ -99,8 +100,11 @@ class PerToken:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What ran: ``checks`` with digests, one per arm; ``rounds`` of one timed record per arm, in the plan's order."""
+class AblationResult:
+    """The records of an ablation: ``checks`` with digests, one per arm; ``rounds`` of one timed record per arm.
+
+    Arms are in the order of ``plan``.
+    """
 
     plan: Ablation
     checks: tuple[Record, ...]
@@ -143,8 +147,11 @@ def choose_arms(text: str | None) -> tuple[Arm[LaunchOptions], ...]:
     return tuple(arm for arm in known if arm.name == MAIN or arm.name in wanted)
 
 
-def run_all(plan: Ablation, run: Run, report: Callable[[str], None]) -> Found:
-    """Every run of ``plan``.  RunError when one ends early; a cancelled round and those after it are left out."""
+def run_all(plan: Ablation, run: RunScenario, report: Report) -> AblationResult:
+    """Run every arm of ``plan`` by ``run``; ``report`` is told of each.
+
+    RunError when a run ends early; a cancelled round and those after it are left out.
+    """
     checks = []
     for number, arm in enumerate(plan.arms, 1):
         report(f"digests, {number} of {len(plan.arms)}: {arm.name}")
@@ -157,7 +164,9 @@ def run_all(plan: Ablation, run: Run, report: Callable[[str], None]) -> Found:
             break
         rounds[turn.round][turn.arm.name] = _complete(plan, turn.arm.name, record)
     whole = [records for records in rounds if len(records) == len(plan.arms)]
-    return Found(plan, tuple(checks), tuple(tuple(records[arm.name] for arm in plan.arms) for records in whole))
+    return AblationResult(
+        plan, tuple(checks), tuple(tuple(records[arm.name] for arm in plan.arms) for records in whole)
+    )
 
 
 def _complete(plan: Ablation, arm: str, record: Record) -> Record:
@@ -172,7 +181,7 @@ def _complete(plan: Ablation, arm: str, record: Record) -> Record:
 
 
 def difference(reference: Record, check: Record, timed: Sequence[Record]) -> str:
-    """Where an arm's results first differ from main's; empty where ids and digests are the same in every run."""
+    """The first place where ids or digests of ``check`` and ``timed`` differ from main's ``reference``; empty: none."""
     compared = [
         ("token id", reference["token_ids"], check["token_ids"]),
         ("logits digest", _digests(reference), _digests(check)),

@@ -1,4 +1,4 @@
-"""What an ablation found, for people and for files."""
+"""The result of an ablation as tables, notes and files."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from harness.arms.ablate import MAIN, Found, PerToken
+from harness.arms.ablate import MAIN, AblationResult, PerToken
 from harness.arms.figures import RESAMPLES
 from harness.page.record import Record
 from harness.page.scenario import KvType
@@ -23,8 +23,8 @@ _COUNTS = {
 }
 
 
-def table(found: Found) -> Table:
-    """The rows for people."""
+def table(found: AblationResult) -> Table:
+    """A table of the arms of ``found``, for the terminal."""
     plan = found.plan
     shown = plain_table(
         f"{_model(found)}, {_kv(found)} KV: {_count(len(found.rounds), 'round')} of {plan.steps} tokens",
@@ -45,8 +45,8 @@ def table(found: Found) -> Table:
     return shown
 
 
-def notes(found: Found) -> Iterator[str]:
-    """What the figures do not say by themselves."""
+def notes(found: AblationResult) -> Iterator[str]:
+    """Sentences about ``found`` that its figures do not say by themselves."""
     asked, rounds = found.plan.rounds, len(found.rounds)
     if rounds < asked:
         yield f"stopped: {rounds} of {asked} rounds are complete."
@@ -65,16 +65,16 @@ def notes(found: Found) -> Iterator[str]:
                 yield f"{name}: no step of the run with digests was replayed ({_refused(launch)}): they say less."
 
 
-def identical(found: Found) -> str:
-    """The sentence that all arms gave the same."""
+def identical(found: AblationResult) -> str:
+    """The sentence that all arms of ``found`` gave the same results."""
     return (
         f"{len(found.rows)} arms gave the same {found.plan.steps} token ids in {len(found.rounds) + 1} runs each and "
         "the same logits at every step, bit by bit."
     )
 
 
-def as_json(found: Found) -> dict[str, Any]:
-    """The ablation as a file."""
+def as_json(found: AblationResult) -> dict[str, Any]:
+    """``found`` as a JSON object: the plan, the figures of each arm, and the times of each run."""
     plan, scenario = found.plan, found.reference["scenario"]
     return {
         "schema": SCHEMA,
@@ -129,8 +129,8 @@ def _times(record: Record) -> dict[str, list[float]]:
     return {name: [token[name] for token in record["tokens"]] for name in ("ms", "encode_ms", "wait_ms")}
 
 
-def markdown(found: Found) -> str:
-    """The table with everything that a reader must know about where it comes from."""
+def markdown(found: AblationResult) -> str:
+    """``found`` as a document: the table, and where its figures come from."""
     plan, environment = found.plan, found.reference["environment"]
     kind = "software adapter: its times are those of a CPU" if is_software(found.reference) else "hardware adapter"
     columns = ("arm", *_COUNTS, "encode ms", "tokens/s", f"vs {MAIN} [95 %]", "vs arm before [95 %]", "bit-identical")
@@ -158,8 +158,8 @@ def markdown(found: Found) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def command(found: Found) -> str:
-    """The command line that measures the same again, without the options that choose a browser."""
+def command(found: AblationResult) -> str:
+    """The command line that repeats ``found``, without the options that choose a browser."""
     plan = found.plan
     kind = f" --kv-type {plan.base.kv_type}" if plan.base.kv_type is not KvType.F32 else ""
     return (
@@ -188,10 +188,10 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _kv(found: Found) -> str:
+def _kv(found: AblationResult) -> str:
     base = found.plan.base
     return str(base.kv) if base.kv_type is KvType.F32 else f"{base.kv} {base.kv_type}"
 
 
-def _model(found: Found) -> str:
+def _model(found: AblationResult) -> str:
     return str(found.reference["scenario"]["model"])

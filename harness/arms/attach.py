@@ -21,31 +21,31 @@ from typing import Any, NamedTuple, Protocol
 from harness import RunError, SetupError
 from harness.arms.figures import ArmFigures, ArmRun, Ratio
 from harness.arms.schedule import Arm, Schedule, Turn, read_arms
+from harness.site.process import Report
 
 SCHEMA = 1
 WARM_UP = 4  # the fill, the two steps in which every pool makes its sets of tensors, and one to settle
 CONTROL, BARE = "static", "bare"
 DEFAULT_ARMS = "bare,static,attached,attached:zero=never,record"
 TENSORS = (64, 16)
-Step = dict[str, Any]
-Report = Callable[[str], None]
+MeasuredStep = dict[str, Any]
 _BUDGET = "budget"
 _ATTACH = ("policy", "zero")
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """How the runtime of an arm is run: what the page's Arm.open() takes (web/attach/arm.js)."""
+    """The settings of an arm: options of Arm.open() (web/attach/arm.js), with those of its decoder in ``decoding``."""
 
     decoding: Mapping[str, str] = field(default_factory=dict)
     attach: Mapping[str, Any] | None = None
     alternate: bool = False
 
 
-class Result(NamedTuple):
-    """What a run gave: its ``steps``, and what was said at its ``end`` (Arm.finish() of web/attach/arm.js)."""
+class RunResult(NamedTuple):
+    """The result of a run: its ``steps``, and what Arm.finish() of web/attach/arm.js said at its ``end``."""
 
-    steps: list[Step]
+    steps: list[MeasuredStep]
     end: dict[str, Any]
 
     @property
@@ -72,42 +72,53 @@ class Benchmark(Schedule[Runtime]):
         return f"kv{self.tensors}"
 
     def options(self, turn: Turn[Runtime]) -> dict[str, Any]:
-        """What Arm.open() takes for ``turn``."""
+        """The options of Arm.open() for ``turn``."""
         runtime = turn.arm.settings
         attached = {"attach": runtime.attach, "alternate": runtime.alternate}
         return {"model": self.model, "start": turn.start, "steps": self.steps, **attached, **runtime.decoding}
 
-    def counted(self, steps: Sequence[Step]) -> list[Step]:
-        """Those of a run's ``steps`` that count; where an attachment comes and goes, those with it."""
+    def counted(self, steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
+        """The ``steps`` of a run that count; where an attachment comes and goes, those with it."""
         return [step for step in steps[self.skip :] if step["attached"]] or list(steps[self.skip :])
 
-    def run_of(self, turn: Turn[Runtime], result: Result) -> ArmRun[Result]:
-        """What is compared of the ``result`` of ``turn``."""
+    def run_of(self, turn: Turn[Runtime], result: RunResult) -> ArmRun[RunResult]:
+        """The part of ``result`` that is compared, as a run of ``turn``."""
         counted = self.counted(result.steps)
         ms, created = [step["ms"] for step in counted], [step["created"] for step in counted]
         return ArmRun(turn.round, turn.start, turn.arm.name, result, ms, created, result.end["peak_bytes"])
 
-    def created_mib(self, row: ArmFigures[Result]) -> float:
-        """MiB of buffers created per step."""
+    def created_mib(self, row: ArmFigures[RunResult]) -> float:
+        """MiB of buffers that the runs of ``row`` created per step."""
         return fmean(step["created_bytes"] for run in row.runs for step in self.counted(run.result.steps)) / 2**20
 
-    def to_control(self, row: ArmFigures[Result]) -> Ratio | None:
-        """The ratio of an arm's times to those of ``static``; None for that arm, and where it did not run."""
+    def to_control(self, row: ArmFigures[RunResult]) -> Ratio | None:
+        """The times of ``row`` over those of ``static``; None for that arm itself, and where it did not run."""
         return row.ratios.get(CONTROL) if row.arm != CONTROL else None
 
-    def to_bare(self, row: ArmFigures[Result]) -> Ratio | None:
-        """The same for ``bare``.  Where an attachment comes and goes: each step with it to the one before, without."""
+    def to_bare(self, row: ArmFigures[RunResult]) -> Ratio | None:
+        """The times of ``row`` over those of ``bare``, as in ``to_control``.
+
+        Where an attachment comes and goes: each step with it over the one before, which had none.
+        """
         pairs = [pair for run in row.runs for pair in pairwise(run.result.steps[max(0, self.skip - 1) :])]
         ratios = tuple(b["ms"] / a["ms"] for a, b in pairs if b["attached"] and not a["attached"])
         return Ratio(ratios) if ratios else row.ratios.get(BARE) if row.arm != BARE else None
 
 
 class RunningArm(Protocol):
-    """A run in progress: its steps one after another, then what is said at its end (web/attach/arm.js)."""
+    """A run in progress (web/attach/arm.js)."""
 
-    def next(self) -> Step: ...
-    def finish(self) -> dict[str, Any]: ...
-    def close(self) -> None: ...
+    def next(self) -> MeasuredStep:
+        """Run a step and measure it."""
+        ...
+
+    def finish(self) -> dict[str, Any]:
+        """End the run; the digest of K and V, the peak, and the attachment's statistics."""
+        ...
+
+    def close(self) -> None:
+        """Free the page of the run."""
+        ...
 
 
 OpenArm = Callable[[dict[str, Any]], RunningArm]
@@ -155,12 +166,13 @@ def _value(text: str) -> int | float | bool | str:
 
 def run_all(
     plan: Benchmark, open_arm: OpenArm, report: Report, stopped: Callable[[], bool] = lambda: False
-) -> list[ArmRun[Result]]:
-    """Every run of ``plan``; when ``stopped``, the run in progress and those after it are left out.
+) -> list[ArmRun[RunResult]]:
+    """Run ``plan``, each run opened by ``open_arm``; ``report`` is told of each step.
 
-    RunError when a run's results are wrong, or are not those of the other arms.
+    Once ``stopped`` is true, the run in progress and those after it are left out.  RunError when a run's results are
+    wrong, or are not those of the other arms.
     """
-    found: list[ArmRun[Result]] = []
+    found: list[ArmRun[RunResult]] = []
     for turn in plan:
         report(f"{plan.progress(turn)}, opening")
         running = open_arm(plan.options(turn))
@@ -171,14 +183,14 @@ def run_all(
                     return found
                 report(f"{plan.progress(turn)}, step {index + 1} of {plan.steps}")
                 steps.append(running.next())
-            found.append(plan.run_of(turn, Result(steps, running.finish())))
+            found.append(plan.run_of(turn, RunResult(steps, running.finish())))
         finally:
             running.close()
         _check(found)
     return found
 
 
-def _check(runs: Sequence[ArmRun[Result]]) -> None:
+def _check(runs: Sequence[ArmRun[RunResult]]) -> None:
     """RunError when the last run's results are wrong, or are not those of another arm at its start."""
     last = runs[-1]
     for number, step in enumerate(last.result.steps, 1):

@@ -1,6 +1,6 @@
-"""What a pair of createBuffer and destroy costs with ``attach`` in its path, when every buffer is a reused one."""
+"""The cost of a pair of createBuffer and destroy with ``attach`` in its path, when every buffer is a reused one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -11,6 +11,7 @@ from rich.table import Table
 
 from harness import RunError
 from harness.arms.schedule import Arm, Schedule
+from harness.site.process import Report
 
 PAGE = Path(__file__).with_name("attach_cost.html")
 BOOT_MS = 120_000
@@ -18,7 +19,7 @@ STEPS = 30
 
 
 class Keeping(NamedTuple):
-    """Who ``decides`` what a freed buffer is kept for: bare (nobody), js or python; ``zero`` as in ``attach``."""
+    """The settings of an arm: who ``decides`` about a freed buffer (bare: nobody; js; python); ``zero`` of attach."""
 
     decides: str
     zero: str = ""
@@ -32,10 +33,10 @@ ARMS = tuple(Arm(" ".join(filter(None, keeping)), keeping) for keeping in KEEPIN
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class PairTimes:
     """The times of an ``arm`` per buffer, an entry per step: of createBuffer, of destroy, and of the submit after them.
 
-    That submit clears what is to be handed out again.
+    That submit clears the buffers that are handed out again.
     """
 
     arm: Arm[Keeping]
@@ -49,7 +50,7 @@ class Costs:
         return median(a + b for a, b in zip(self.create_us, self.destroy_us, strict=True))
 
     def add(self, found: dict[str, Any]) -> None:
-        """Take up what the page measured.  RunError when a buffer was not a reused one."""
+        """Add the steps that the page measured, ``found``.  RunError when a buffer was not a reused one."""
         if found["created"]:
             raise RunError(
                 f"{self.arm.name}: {found['created']} buffers were created in steps that were to reuse all of theirs."
@@ -61,10 +62,10 @@ class Costs:
 
 
 def measure(
-    browser: Browser, url: str, rounds: int, report: Callable[[str], None] = lambda _: None, steps: int = STEPS
-) -> list[Costs]:
-    """The costs of every arm, ``rounds`` times ``steps`` steps each, all in one page of the site at ``url``."""
-    costs = {arm.name: Costs(arm) for arm in ARMS}
+    browser: Browser, url: str, rounds: int, report: Report = lambda _: None, steps: int = STEPS
+) -> list[PairTimes]:
+    """The times of every arm, ``rounds`` times ``steps`` steps each, all in one page of the site at ``url``."""
+    times = {arm.name: PairTimes(arm) for arm in ARMS}
     page = browser.new_page()
     try:
         page.set_default_timeout(BOOT_MS)
@@ -78,17 +79,17 @@ def measure(
         for turn in Schedule(arms=ARMS, rounds=rounds, steps=steps):
             report(f"round {turn.round + 1} of {rounds}: {turn.arm.name}")
             decides, zero = turn.arm.settings
-            costs[turn.arm.name].add(page.evaluate("measure", {"arm": decides, "zero": zero, "steps": steps}))
+            times[turn.arm.name].add(page.evaluate("measure", {"arm": decides, "zero": zero, "steps": steps}))
     finally:
         page.close()
-    return list(costs.values())
+    return list(times.values())
 
 
-def table(costs: Sequence[Costs]) -> Table:
-    """Medians of the steps."""
+def table(rows: Sequence[PairTimes]) -> Table:
+    """A table of the medians over steps."""
     found = Table("decides", "zero", "createBuffer", "destroy", "both", "submit", caption="microseconds per buffer")
-    for row in costs:
-        times = (median(row.create_us), median(row.destroy_us), row.pair_us, median(row.submit_us))
+    for row in rows:
+        figures = (median(row.create_us), median(row.destroy_us), row.pair_us, median(row.submit_us))
         decides, zero = row.arm.settings
-        found.add_row(decides, zero or "-", *(f"{time:.2f}" for time in times))
+        found.add_row(decides, zero or "-", *(f"{time:.2f}" for time in figures))
     return found

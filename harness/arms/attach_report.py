@@ -1,4 +1,4 @@
-"""What ``attach`` found, for people and for programs."""
+"""The runs of ``attach`` as tables and as a file."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -7,16 +7,16 @@ from typing import Any
 from rich.table import Table
 
 from harness.arms import figures
-from harness.arms.attach import SCHEMA, Benchmark, Result
+from harness.arms.attach import SCHEMA, Benchmark, RunResult
 from harness.arms.figures import ArmFigures, ArmRun, Ratio
 from harness.page.summary import size
 
 COLUMNS = ("from", "arm", "n", "median", "max", "creates", "most", "MiB", "÷ static", "÷ bare", "peak")
 
 
-def table(plan: Benchmark, runs: Sequence[ArmRun[Result]]) -> Table:
-    """The figures for people."""
-    return figures.table(
+def table(plan: Benchmark, runs: Sequence[ArmRun[RunResult]]) -> Table:
+    """A table of the figures of ``runs``, for the terminal."""
+    return figures.table_by_start(
         f"onnxruntime-web, {plan.tensors} growing tensors: {plan.rounds} rounds of {plan.steps} steps",
         f"ms per step without the first {plan.skip} of each run; creates: storage buffers that the browser made, per "
         "step; ÷: median of the rounds' ratios of medians [95 % interval], record ÷ bare: of pairs of steps in a run; "
@@ -26,14 +26,14 @@ def table(plan: Benchmark, runs: Sequence[ArmRun[Result]]) -> Table:
     )
 
 
-def markdown(plan: Benchmark, runs: Sequence[ArmRun[Result]]) -> str:
-    """The figures for a document."""
+def markdown(plan: Benchmark, runs: Sequence[ArmRun[RunResult]]) -> str:
+    """A Markdown table of the figures of ``runs``."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
     lines += [f"| {' | '.join(row)} |" for row in cells(plan, runs)]
     return "\n".join(lines) + "\n"
 
 
-def cells(plan: Benchmark, runs: Sequence[ArmRun[Result]]) -> list[list[str]]:
+def cells(plan: Benchmark, runs: Sequence[ArmRun[RunResult]]) -> list[list[str]]:
     """A row of texts for each start and arm, in the order of COLUMNS."""
     return [
         [
@@ -46,8 +46,8 @@ def cells(plan: Benchmark, runs: Sequence[ArmRun[Result]]) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def as_json(plan: Benchmark, runs: Sequence[ArmRun[Result]], environment: dict[str, Any]) -> dict[str, Any]:
-    """The plan, the figures, and every run."""
+def as_json(plan: Benchmark, runs: Sequence[ArmRun[RunResult]], environment: dict[str, Any]) -> dict[str, Any]:
+    """``plan``, the figures of ``runs``, and every run, as a JSON object with ``environment``."""
     return {
         "schema": SCHEMA,
         "environment": environment,
@@ -62,7 +62,7 @@ def as_json(plan: Benchmark, runs: Sequence[ArmRun[Result]], environment: dict[s
     }
 
 
-def _row_json(plan: Benchmark, row: ArmFigures[Result]) -> dict[str, Any]:
+def _row_json(plan: Benchmark, row: ArmFigures[RunResult]) -> dict[str, Any]:
     return {
         **row.as_json(),
         "created_mib": plan.created_mib(row),

@@ -16,6 +16,7 @@ from harness.arms.schedule import Arm, Schedule, Turn, read_arms
 from harness.page.record import Record
 from harness.page.scenario import Kv, Scenario
 from harness.page.summary import size
+from harness.site.process import Report
 
 CONTROL = "static"
 WARM_UP = 3  # the fill, and the two steps in which every policy makes the first sets of tensors
@@ -43,7 +44,7 @@ class Comparison(Schedule[Fields]):
         return replace(self.base, start=turn.start, tokens=self.steps, **turn.arm.settings)
 
     def run_of(self, turn: Turn[Fields], record: Record) -> ArmRun[Record]:
-        """What is compared of the ``record`` of ``turn``."""
+        """The part of ``record`` that is compared, as a run of ``turn``."""
         steps = record["tokens"][self.skip :]
         ms, created = [step["ms"] for step in steps], [step["buffers_created"] for step in steps]
         peak = record["memory"]["peak_reserved_bytes"]
@@ -59,8 +60,8 @@ def parse_arms(text: str) -> tuple[Arm[Fields], ...]:
     return tuple(arms)
 
 
-def run_all(plan: Comparison, run: Callable[[Scenario], Record], report: Callable[[str], None]) -> list[ArmRun[Record]]:
-    """Every run of ``plan``; a run that was cancelled is the last and is left out.  ``report`` is told of each."""
+def run_all(plan: Comparison, run: Callable[[Scenario], Record], report: Report) -> list[ArmRun[Record]]:
+    """Run ``plan`` by ``run``; ``report`` is told of each run.  A cancelled run is the last and is left out."""
     found = []
     for turn in plan:
         report(plan.progress(turn))
@@ -72,7 +73,7 @@ def run_all(plan: Comparison, run: Callable[[Scenario], Record], report: Callabl
 
 
 def as_json(plan: Comparison, runs: Sequence[ArmRun[Record]]) -> dict[str, Any]:
-    """The comparison as a file: the plan, the figures, and every record."""
+    """``plan``, the figures of ``runs``, and every record, as a JSON object."""
     return {
         "schema": SCHEMA,
         "workload": plan.base.workload,
@@ -93,8 +94,8 @@ def _row_json(row: ArmFigures[Record], control: str) -> dict[str, Any]:
 
 
 def table(plan: Comparison, runs: Sequence[ArmRun[Record]]) -> Table:
-    """The figures for people."""
-    return figures.table(
+    """A table of the figures of ``runs``, for the terminal."""
+    return figures.table_by_start(
         f"{plan.base.workload}: {plan.rounds} rounds of {plan.steps} tokens",
         f"ms per token without the first {plan.skip} of each run; ÷ {plan.control}: median of the rounds' ratios of "
         "medians [least, greatest]",

@@ -1,4 +1,4 @@
-"""What the runs of a comparison amount to: figures of each arm, and ratios of arms that are paired round by round."""
+"""Figures of the runs of a comparison: medians and counts of each arm, and ratios that are paired round by round."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def median_interval(values: Sequence[float], resamples: int = RESAMPLES, seed: i
 
 @dataclass(frozen=True, slots=True)
 class ArmRun(Generic[Result]):
-    """One run of one arm: its ``result``, and what is compared.
+    """One run of one arm: its ``result``, and the parts of it that are compared.
 
     ``ms`` and ``created`` (buffers) have an entry for each step that counts; ``peak_bytes`` is of the whole run.
     """
@@ -69,10 +69,10 @@ class ArmRun(Generic[Result]):
 
 @dataclass(frozen=True, slots=True)
 class ArmFigures(Generic[Result]):
-    """The figures of an arm at one start, over all its ``runs``: ``n`` steps count.
+    """The figures of ``arm`` at one ``start``, over the ``n`` steps of its ``runs`` that count.
 
-    ``created_mean`` and ``created_max`` are buffers per step.  ``ratios``: an arm's medians of each round over those of
-    the arm that is the key, for every arm that ran in one round with it.
+    ``created_mean`` and ``created_max`` are buffers per step.  ``ratios``: medians of each round over those of the arm
+    that is the key, for every arm that ran in a round with this one.
     """
 
     start: int
@@ -87,7 +87,7 @@ class ArmFigures(Generic[Result]):
     ratios: dict[str, Ratio]
 
     def as_json(self) -> dict[str, Any]:
-        """What the files of all comparisons say of an arm."""
+        """The fields that the files of all comparisons have for an arm."""
         names = ("start", "arm", "n", "median_ms", "max_ms", "created_mean", "created_max")
         return {name: getattr(self, name) for name in names}
 
@@ -114,7 +114,7 @@ def _figures(start: int, arm: str, runs: list[ArmRun[Result]], ratios: dict[str,
     return ArmFigures(start, arm, len(ms), median(ms), max(ms), fmean(created), max(created), peak, runs, ratios)
 
 
-def table(title: str, caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def table_by_start(title: str, caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A table for people of ``rows`` that begin with their start, with a gap between one start and the next."""
     shown = plain_table(title, caption)
     for name in columns:

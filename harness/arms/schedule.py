@@ -11,14 +11,14 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True, slots=True)
 class Arm(Generic[Settings]):
-    """One of the things that are compared: ``name`` as it was asked for, ``settings`` that it alone runs with."""
+    """One of the things that are compared: its ``name``, and the ``settings`` that it alone runs with."""
 
     name: str
     settings: Settings
 
 
 class Turn(NamedTuple, Generic[Settings]):
-    """A run that is due: the ``number`` of those before it, its ``round`` (from 0), where it starts, and its arm."""
+    """A run that is due: its ``number`` and ``round`` (from 0), its ``start``, and its ``arm``."""
 
     number: int
     round: int
@@ -28,10 +28,11 @@ class Turn(NamedTuple, Generic[Settings]):
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Generic[Settings]):
-    """``rounds`` of every arm at each of ``starts``; a run has ``steps`` steps, the first ``skip`` of them warm-up.
+    """A plan of runs: each of ``arms`` at each of ``starts``, ``rounds`` times, ``steps`` steps each.
 
-    Every round begins with another arm, so that what drifts on the machine falls on all arms alike.  SetupError where
-    there is no arm, where two have one name (their figures would be mixed), or where no step counts.
+    The first ``skip`` steps of a run are warm-up and do not count.  Every round begins with another arm, so that drift
+    of the machine falls on all arms alike.  SetupError where there is no arm, where two have one name (their figures
+    would be mixed), or where no step counts.
     """
 
     arms: tuple[Arm[Settings], ...]
@@ -60,7 +61,7 @@ class Schedule(Generic[Settings]):
         return self.rounds * len(self.starts) * len(self.arms)
 
     def __iter__(self) -> Iterator[Turn[Settings]]:
-        """Yield every run in the order of running."""
+        """Yield every turn in the order of running."""
         number = 0
         for round_ in range(self.rounds):
             first = round_ % len(self.arms)
@@ -70,12 +71,12 @@ class Schedule(Generic[Settings]):
                     number += 1
 
     def progress(self, turn: Turn[Settings]) -> str:
-        """Say which run ``turn`` is."""
+        """The words for ``turn`` while it runs."""
         return f"{turn.number + 1} of {len(self)}: {turn.arm.name} from {turn.start:,}, round {turn.round + 1}"
 
 
 def read_arms(text: str) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Split the text of ``--arms``, ``KIND:OPTION=VALUE;…,…``, into each arm's name, its kind, and its options."""
+    """Split ``text``, the ``KIND:OPTION=VALUE;…,…`` of ``--arms``, into name, kind and options of each arm."""
     for name in filter(None, map(str.strip, text.split(","))):
         kind, _, rest = name.partition(":")
         options = {}

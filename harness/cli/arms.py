@@ -119,5 +119,5 @@ def run_attach_cost(
 ) -> None:
     """Time createBuffer and destroy: the browser's own, and attached with every buffer a reused one."""
     with cli_page.open_site(page) as site:
-        costs = attach_cost.measure(site.browser, site.url, rounds, lambda text: site.status.update(escape(text)))
-    console.print(attach_cost.table(costs))
+        times = attach_cost.measure(site.browser, site.url, rounds, lambda text: site.status.update(escape(text)))
+    console.print(attach_cost.table(times))

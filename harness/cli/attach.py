@@ -72,7 +72,7 @@ def run_attach(
 
 
 def describe(adapter: Adapter, version: str, flags: list[str], site: Site) -> dict[str, Any]:
-    """Where the figures are from."""
+    """The environment of the figures: ``adapter``, browser ``version`` and ``flags``, and the versions in ``site``."""
     shown = {name: getattr(adapter, name) for name in ("vendor", "architecture", "description", "is_software")}
     return {
         "adapter": shown,

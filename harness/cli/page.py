@@ -1,4 +1,4 @@
-"""What the commands share: the console, the options that choose a browser, and the page opened in it."""
+"""The parts that commands share: the console, the options that choose a browser, and the page opened in it."""
 
 import gzip
 import inspect
@@ -18,7 +18,7 @@ from rich.status import Status
 from harness import SetupError
 from harness.cli import kernel_report
 from harness.page import summary
-from harness.page.browser import FINE_GPU_CLOCK, VARIABLE, Profile, open_browser
+from harness.page.browser import FINE_GPU_CLOCK, VARIABLE, AdapterProfile, open_browser
 from harness.page.record import Record
 from harness.page.run import PageRunner
 from harness.page.scenario import KvType, Scenario
@@ -33,9 +33,9 @@ SOFTWARE_NOTE = "[yellow]Software adapter: the times are those of this machine's
 class PageOptions:
     """The options that choose the site, the browser and its adapter; commands take them by ``with_page_options``."""
 
-    profile: Annotated[Profile, typer.Option(help="The adapter: SwiftShader on the CPU, or this machine's GPU.")] = (
-        Profile.SOFTWARE
-    )
+    profile: Annotated[
+        AdapterProfile, typer.Option(help="The adapter: SwiftShader on the CPU, or this machine's GPU.")
+    ] = AdapterProfile.SOFTWARE
     flag: Annotated[list[str] | None, typer.Option("--flag", help="A further browser argument; may be repeated.")] = (
         None
     )
@@ -95,6 +95,7 @@ PolicyOption = Annotated[str, typer.Option(help="The cache policy; an unknown na
 
 
 def build_with_progress(*, with_model: bool = True) -> Site:
+    """Build dist/, with the demo model if ``with_model``, and print each step."""
     with console.status("building the site") as status:
 
         def tell(text: str) -> None:
@@ -105,7 +106,7 @@ def build_with_progress(*, with_model: bool = True) -> Site:
 
 
 class Opened(NamedTuple):
-    """A site that is served at ``url``, the browser started for it with ``flags``, and the spinner."""
+    """A ``site`` that is served at ``url``, the ``browser`` started for it with ``flags``, and the spinner."""
 
     site: Site
     url: str
@@ -136,9 +137,9 @@ def open_site(page: PageOptions, *, models: Sequence[str] = (), flags: Sequence[
 
 @contextmanager
 def open_page(page: PageOptions, *wanted: Scenario, tuning: Path | None = None) -> Iterator[tuple[PageRunner, Status]]:
-    """Open the page for runs of ``wanted``, and print its adapter; the spinner says what it is doing.
+    """Open the page for runs of ``wanted``, and print its adapter; yields the page and the spinner.
 
-    ``tuning``: a file with what the page is to remember of its kernels' tuning, if it is there.
+    ``tuning``: a file that the page reads its remembered tuning from, if it is there.
     """
     models = [scenario.model for scenario in wanted if scenario.is_bundled]
     flags = [FINE_GPU_CLOCK] if any(scenario.times_gpu for scenario in wanted) else []
@@ -156,7 +157,7 @@ def open_page(page: PageOptions, *wanted: Scenario, tuning: Path | None = None) 
 
 
 def read_tuning(path: Path | None) -> str | None:
-    """What the page is to remember; None if there is nothing.  The page says what of it it cannot use."""
+    """The text of the tuning in ``path``; None where there is none.  The page says which parts it cannot use."""
     if path is None or not path.exists():
         return None
     try:
@@ -167,7 +168,7 @@ def read_tuning(path: Path | None) -> str | None:
 
 
 def print_tuning(found: Record) -> None:
-    """What was tuned, and what of it was refused or could not be used."""
+    """Print the notices and the outcome of ``found``, what the page says of its tuning."""
     for notice in found["notices"]:
         console.print(f"[yellow]{escape(notice)}[/]", highlight=False, soft_wrap=True)
     if found["outcome"] is not None:
@@ -176,7 +177,7 @@ def print_tuning(found: Record) -> None:
 
 
 def keep_tuning(runner: PageRunner, path: Path) -> None:
-    """Write what the page remembers after it was tuned."""
+    """Write the tuning that the page of ``runner`` remembers to ``path``."""
     text = runner.tuning()
     if text is not None:
         write_text(path, text)
@@ -195,7 +196,7 @@ def print_written(path: Path) -> None:
 
 
 def write_pool_trace(path: Path, text: str) -> None:
-    """The trace, compressed where the name says so, and what to do with it."""
+    """Write the trace ``text``, compressed where the name of ``path`` says so, and say what to do with it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -204,13 +205,13 @@ def write_pool_trace(path: Path, text: str) -> None:
 
 
 def print_software_note(found: list[Record]) -> None:
-    """The label that software figures must carry."""
+    """Print the label that software figures must carry, if any record of ``found`` is of a software adapter."""
     if any(summary.is_software(record) for record in found):
         console.print(SOFTWARE_NOTE)
 
 
 def print_runs(found: list[Record]) -> None:
-    """The tables of some runs."""
+    """Print the tables of the runs ``found``."""
     console.print("\n")
     for record in found:
         console.print(summary.token_table(record))
@@ -219,7 +220,7 @@ def print_runs(found: list[Record]) -> None:
 
 
 def print_kernels(record: Record, markdown: Path | None) -> None:
-    """The table of GPU time per kernel, and the same for a document."""
+    """Print the table of GPU time per kernel of ``record``, and write it to ``markdown`` if given."""
     console.print(kernel_report.table(record))
     for line in kernel_report.lines(record):
         console.print(f"[dim]·[/] {escape(line)}", highlight=False, soft_wrap=True)
@@ -229,7 +230,7 @@ def print_kernels(record: Record, markdown: Path | None) -> None:
 
 
 class Printer:
-    """Writes the answer to standard output as it comes; the spinner gives way to it."""
+    """A writer of the answer to standard output as it comes; the spinner gives way to it."""
 
     def __init__(self, status: Status) -> None:
         self._status = status

@@ -297,9 +297,9 @@ def test_python_decides_under_onnxruntime_web(lab: Lab) -> None:
 
 def test_what_a_reused_buffer_costs(browser: Browser, server_url: str) -> None:
     """Figures are `python -m harness attach-cost`'s; the limits here are for a step change on a busy machine."""
-    costs = attach_cost.measure(browser, server_url, rounds=2)
-    for row in costs:
+    times = attach_cost.measure(browser, server_url, rounds=2)
+    for row in times:
         print(f"{row.arm.name}: {row.pair_us:.2f} us per pair of createBuffer and destroy")
     limits = {"bare": float("inf"), "js": 10.0, "python": 30.0}
-    found = [(row.arm.settings.decides, row.pair_us) for row in costs]
+    found = [(row.arm.settings.decides, row.pair_us) for row in times]
     assert all(0 < us <= limits[decides] for decides, us in found), found

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from harness import RunError, SetupError
 from harness.arms import ablate, ablate_report
-from harness.arms.ablate import Ablation, Found, choose_arms
+from harness.arms.ablate import Ablation, AblationResult, choose_arms
 from harness.arms.figures import Ratio, median_interval
 from harness.arms.schedule import Arm
 from harness.cli import app as cli
@@ -43,13 +43,13 @@ def plan_of(arms: tuple[Arm[Any], ...] = TWO, tokens: int = 4, rounds: int = 2, 
     return Ablation(arms=arms, steps=tokens, rounds=rounds, skip=skip, base=Scenario("Hi"))
 
 
-def found_of(plan: Ablation, *times: tuple[float, ...], **changes: dict[str, Any]) -> Found:
+def found_of(plan: Ablation, *times: tuple[float, ...], **changes: dict[str, Any]) -> AblationResult:
     """One tuple of the arms' ms per round; ``changes`` by the arm's index go into each token of that arm."""
     figures = [changes.get(f"arm{i}", {}) for i in range(len(plan.arms))]
     checks = [record_of([1.0] * plan.steps, digests=True, **figure) for figure in figures]
     first, rest = [99.0] * plan.skip, plan.steps - plan.skip
     rounds = [tuple(record_of(first + [ms] * rest, **figures[i]) for i, ms in enumerate(turn)) for turn in times]
-    return Found(plan, tuple(checks), tuple(rounds))
+    return AblationResult(plan, tuple(checks), tuple(rounds))
 
 
 def test_arms_are_those_of_the_package_and_main_always_runs() -> None:
@@ -165,13 +165,15 @@ def test_any_difference_is_found_and_named() -> None:
     found = found_of(plan, (1, 1), (1, 1))
     assert found.rows[1].difference == ""
     found.rounds[1][1]["token_ids"][3] = 7
-    assert Found(plan, found.checks, found.rounds).rows[1].difference == "round 2, token id 3 is 7, main's is 103"
+    assert (
+        AblationResult(plan, found.checks, found.rounds).rows[1].difference == "round 2, token id 3 is 7, main's is 103"
+    )
     found.checks[1]["tokens"][2]["digest"] = "f" * 16
-    row = Found(plan, found.checks, found.rounds).rows[1]
+    row = AblationResult(plan, found.checks, found.rounds).rows[1]
     assert row.difference == f"logits digest 2 is {'f' * 16}, main's is {102:016x}"
     assert not row.bit_identical
     found.checks[1]["token_ids"][0] = 7
-    assert "token id 0 is 7" in Found(plan, found.checks, found.rounds).rows[1].difference
+    assert "token id 0 is 7" in AblationResult(plan, found.checks, found.rounds).rows[1].difference
 
 
 def test_slower_arms_and_what_did_not_happen_are_noted() -> None:
@@ -189,7 +191,7 @@ def test_slower_arms_and_what_did_not_happen_are_noted() -> None:
             token["replayed"] = 1
     assert (
         "+plan replay: no step of the run with digests was replayed (prefill: 2): they say less."
-        in ablate_report.notes(Found(plan, found.checks, found.rounds))
+        in ablate_report.notes(AblationResult(plan, found.checks, found.rounds))
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from harness import RunError, SetupError
 from harness.arms import attach, attach_report
-from harness.arms.attach import Benchmark, Result, parse_arms
+from harness.arms.attach import Benchmark, RunResult, parse_arms
 from harness.arms.figures import ArmRun, figures
 
 CREATES = {"bare": 54, "static": 0, "attached": 1}
@@ -21,7 +21,7 @@ class MadeUp:
         self._ms, self._spoilt, self._index = ms, spoilt, 0
         self.closed = False
 
-    def next(self) -> attach.Step:
+    def next(self) -> attach.MeasuredStep:
         self._index += 1
         created, attached = CREATES[self._name], bool(self._attach) and (not self._alternate or self._index % 2 == 0)
         ms = (self._ms + self._index) * (1.1 if self._alternate and attached else 1)
@@ -45,7 +45,7 @@ def plan_of(arms: str = "bare,static,attached", **changes: Any) -> Benchmark:
 
 def run(
     plan: Benchmark, *, spoil: str = "", stop_after: int = 10**6, **spoilt: Any
-) -> tuple[list[ArmRun[Result]], list[MadeUp]]:
+) -> tuple[list[ArmRun[RunResult]], list[MadeUp]]:
     opened: list[MadeUp] = []
     said: list[str] = []
 

@@ -17,7 +17,7 @@ from harness.cli import app as cli
 from harness.cli import demo
 from harness.cli import page as cli_page
 from harness.page import adapter
-from harness.page.browser import Profile
+from harness.page.browser import AdapterProfile
 from harness.page.scenario import Kv, KvType, Scenario, escape_stop, read_prompt
 from stepwell.memory.policies import POLICIES
 from tests.support.run_records import make_record, with_kernels
@@ -58,7 +58,7 @@ def test_commands_get_the_options_of_the_page_as_one_argument() -> None:
     assert runner.invoke(app, given).exit_code == 0
     assert runner.invoke(app, ["--headed"]).exit_code == 2
     flags = ["--a", "--b"]
-    chosen = cli_page.PageOptions(profile=Profile.HARDWARE, flag=flags, timeout=120.0, built=Path("dist"))
+    chosen = cli_page.PageOptions(profile=AdapterProfile.HARDWARE, flag=flags, timeout=120.0, built=Path("dist"))
     assert got == [(3, cli_page.PageOptions(timeout=120.0)), (5, chosen)]
 
 
@@ -306,7 +306,7 @@ def test_a_browser_whose_gpu_is_timed_has_a_fine_clock(
     (tmp_path / "manifest.json").write_text('{"files": {}, "models": []}')
     given: list[list[str]] = []
 
-    def opened(profile: Profile, flags: list[str], **_: object) -> Any:
+    def opened(profile: AdapterProfile, flags: list[str], **_: object) -> Any:
         given.append(flags)
         raise SetupError("enough")
 
@@ -446,28 +446,28 @@ def found(vendor: str = "google", architecture: str = "swiftshader", wrong: int 
 NONE_YET = {"problem": "requestAdapter() found no adapter", "retry": True}
 
 
-def assert_adapter(profile: Profile, *answers: dict[str, Any], patience_s: float = 20) -> adapter.Adapter:
+def assert_adapter(profile: AdapterProfile, *answers: dict[str, Any], patience_s: float = 20) -> adapter.Adapter:
     page: Any = Probe(*answers)
     return adapter.assert_adapter(page, profile, patience_s=patience_s, sleep=lambda _: None)
 
 
 def test_an_adapter_that_is_late_is_waited_for() -> None:
-    assert assert_adapter(Profile.SOFTWARE, NONE_YET, NONE_YET, found()).is_software
-    hardware = assert_adapter(Profile.HARDWARE, NONE_YET, found(), found("nvidia", "hopper"))
+    assert assert_adapter(AdapterProfile.SOFTWARE, NONE_YET, NONE_YET, found()).is_software
+    hardware = assert_adapter(AdapterProfile.HARDWARE, NONE_YET, found(), found("nvidia", "hopper"))
     assert not hardware.is_software
     assert str(hardware) == "nvidia hopper (hardware)"
 
 
 def test_the_hardware_profile_refuses_a_software_adapter() -> None:
     with pytest.raises(SetupError, match=r"hardware profile got google swiftshader.*VK_DRIVER_FILES"):
-        assert_adapter(Profile.HARDWARE, found(), patience_s=0)
+        assert_adapter(AdapterProfile.HARDWARE, found(), patience_s=0)
 
 
 def test_an_adapter_that_computes_wrongly_is_refused() -> None:
     with pytest.raises(SetupError, match="3 of 256 values"):
-        assert_adapter(Profile.HARDWARE, found("nvidia", "hopper", wrong=3))
+        assert_adapter(AdapterProfile.HARDWARE, found("nvidia", "hopper", wrong=3))
 
 
 def test_no_webgpu_is_not_waited_for() -> None:
     with pytest.raises(SetupError, match=r"no navigator\.gpu"):
-        assert_adapter(Profile.SOFTWARE, {"problem": "this browser has no navigator.gpu"})
+        assert_adapter(AdapterProfile.SOFTWARE, {"problem": "this browser has no navigator.gpu"})
