@@ -110,15 +110,12 @@ class RunningArm(Protocol):
 
     def next(self) -> MeasuredStep:
         """Run a step and measure it."""
-        ...
 
     def finish(self) -> dict[str, Any]:
         """End the run; the digest of K and V, the peak, and the attachment's statistics."""
-        ...
 
     def close(self) -> None:
         """Free the page of the run."""
-        ...
 
 
 OpenArm = Callable[[dict[str, Any]], RunningArm]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from playwright.sync_api import Browser
 from rich.table import Table
@@ -18,18 +18,11 @@ BOOT_MS = 120_000
 STEPS = 30
 
 
-class Keeping(NamedTuple):
-    """The settings of an arm: who ``decides`` about a freed buffer (bare: nobody; js; python); ``zero`` of attach."""
+Settings = tuple[str, str]
+"""Who decides about a freed buffer (bare: nobody; js; python), and ``zero`` of attach."""
 
-    decides: str
-    zero: str = ""
-
-
-KEEPINGS = (
-    Keeping("bare"), Keeping("js", "always"), Keeping("js", "never"), Keeping("python", "always"),
-    Keeping("python", "never"),
-)  # fmt: skip
-ARMS = tuple(Arm(" ".join(filter(None, keeping)), keeping) for keeping in KEEPINGS)
+_SETTINGS = (("bare", ""), ("js", "always"), ("js", "never"), ("python", "always"), ("python", "never"))
+ARMS = tuple(Arm(f"{decides} {zero}".strip(), (decides, zero)) for decides, zero in _SETTINGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +32,7 @@ class PairTimes:
     That submit clears the buffers that are handed out again.
     """
 
-    arm: Arm[Keeping]
+    arm: Arm[Settings]
     create_us: list[float] = field(default_factory=list)
     destroy_us: list[float] = field(default_factory=list)
     submit_us: list[float] = field(default_factory=list)

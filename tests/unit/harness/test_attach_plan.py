@@ -81,7 +81,6 @@ def test_arms() -> None:
     [
         ("warm", "no arm 'warm'"),
         ("static:zero=never", "no option 'zero'"),
-        ("attached:zero", "not name=value"),
         ("attached:budget=0.5", "whole number of MiB"),
     ],
 )
@@ -94,14 +93,6 @@ def test_arms_that_are_refused(text: str, said: str) -> None:
 def test_plans_that_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(SetupError):
         plan_of(**changes)
-
-
-def test_the_order_rotates() -> None:
-    order = [(turn.round, turn.start, turn.arm.name) for turn in plan_of()]
-    assert len(order) == 18
-    assert [name for turn, start, name in order if start == 20] == [
-        "bare", "static", "attached", "static", "attached", "bare", "attached", "bare", "static",
-    ]  # fmt: skip
 
 
 def test_rows_and_ratios() -> None:

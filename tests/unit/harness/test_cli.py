@@ -71,6 +71,14 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return code
 
 
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The words with which a command with ``arguments`` is refused before a browser starts."""
+    monkeypatch.setattr(cli_page, "open_page", lambda *_, **__: pytest.fail("a browser was started"))
+    monkeypatch.setattr(cli_page.console, "width", 200, raising=False)
+    assert exit_code(monkeypatch, *arguments) == 2
+    return capsys.readouterr().err
+
+
 REFUSED = {
     "policy": (["--prompt", "x", "--policy", "nope"], "adaptive"),
     "kv": (["--prompt", "x", "--kv", "endless"], "grow"),
@@ -112,11 +120,8 @@ REFUSED = {
 def test_bad_options_are_refused_before_anything_starts(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli_page, "open_page", lambda *_, **__: pytest.fail("a browser was started"))
-    monkeypatch.setattr(cli_page.console, "width", 200, raising=False)
     arguments, words = REFUSED[name]
-    assert exit_code(monkeypatch, "run", *arguments) == 2
-    assert words in capsys.readouterr().err
+    assert words in refusal(monkeypatch, capsys, "run", *arguments)
 
 
 @pytest.mark.parametrize(("error", "code"), [(SetupError("no browser"), 2), (RunError("lost", "DeviceLost"), 1)])
