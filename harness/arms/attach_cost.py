@@ -17,8 +17,7 @@ PAGE = Path(__file__).with_name("attach_cost.html")
 BOOT_MS = 120_000
 STEPS = 30
 
-
-Settings = tuple[str, str]
+Keeping = tuple[str, str]
 """Who decides about a freed buffer (bare: nobody; js; python), and ``zero`` of attach."""
 
 _SETTINGS = (("bare", ""), ("js", "always"), ("js", "never"), ("python", "always"), ("python", "never"))
@@ -32,7 +31,7 @@ class PairTimes:
     That submit clears the buffers that are handed out again.
     """
 
-    arm: Arm[Settings]
+    arm: Arm[Keeping]
     create_us: list[float] = field(default_factory=list)
     destroy_us: list[float] = field(default_factory=list)
     submit_us: list[float] = field(default_factory=list)

@@ -101,9 +101,7 @@ def figures(schedule: Schedule[Any], runs: Sequence[ArmRun[Result]]) -> list[Arm
         for arm, some in own.items():
             if some:
                 ratios = {other: Ratio.paired(medians[arm], medians[other]) for other in own}
-                found.append(
-                    _figures(start, arm, some, {other: ratio for other, ratio in ratios.items() if ratio.values})
-                )
+                found.append(_figures(start, arm, some, {key: ratio for key, ratio in ratios.items() if ratio.values}))
     return found
 
 

@@ -118,6 +118,6 @@ def run_attach_cost(
     page: PageOptions,
 ) -> None:
     """Time createBuffer and destroy: the browser's own, and attached with every buffer a reused one."""
-    with cli_page.open_site(page) as site:
-        times = attach_cost.measure(site.browser, site.url, rounds, lambda text: site.status.update(escape(text)))
+    with cli_page.open_site(page) as opened:
+        times = attach_cost.measure(opened.browser, opened.url, rounds, lambda text: opened.status.update(escape(text)))
     console.print(attach_cost.table(times))

@@ -48,15 +48,17 @@ def run_attach(
         arms=attach.parse_arms(arms, budget), rounds=rounds, steps=steps, skip=warm_up, starts=tuple(start or STARTS),
         tensors=tensors,
     )  # fmt: skip
-    with cli_page.open_site(page) as site, Interrupt().catch() as interrupt:
-        probe = site.browser.new_page()
-        probe.goto(site.url + "manifest.json")
+    with cli_page.open_site(page) as opened, Interrupt().catch() as interrupt:
+        probe = opened.browser.new_page()
+        probe.goto(opened.url + "manifest.json")
         adapter = assert_adapter(probe, page.profile)
         probe.close()
-        console.print(f"adapter: {escape(str(adapter))}; browser {site.browser.version}", highlight=False)
-        pages = ArmPages(site.browser, site.url, page.timeout)
-        found = attach.run_all(plan, pages.open, lambda text: site.status.update(escape(text)), lambda: interrupt.asked)
-        environment = describe(adapter, site.browser.version, site.flags, site.site)
+        console.print(f"adapter: {escape(str(adapter))}; browser {opened.browser.version}", highlight=False)
+        pages = ArmPages(opened.browser, opened.url, page.timeout)
+        found = attach.run_all(
+            plan, pages.open, lambda text: opened.status.update(escape(text)), lambda: interrupt.asked
+        )
+        environment = describe(adapter, opened.browser.version, opened.flags, opened.site)
     if not found:
         raise RunError("stopped before the first run was complete", "Cancelled")
     console.print(attach_report.table(plan, found))

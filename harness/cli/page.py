@@ -144,16 +144,16 @@ def open_page(page: PageOptions, *wanted: Scenario, tuning: Path | None = None) 
     models = [scenario.model for scenario in wanted if scenario.is_bundled]
     flags = [FINE_GPU_CLOCK] if any(scenario.times_gpu for scenario in wanted) else []
     with (
-        open_site(page, models=models, flags=flags) as site,
+        open_site(page, models=models, flags=flags) as opened,
         PageRunner(
-            site.browser, site.url, page.profile, site.flags, timeout_s=page.timeout, tuning=read_tuning(tuning)
+            opened.browser, opened.url, page.profile, opened.flags, timeout_s=page.timeout, tuning=read_tuning(tuning)
         ) as runner,
     ):
         kind = "[yellow]software[/]" if runner.adapter.is_software else "[green]hardware[/]"
         console.print(
-            f"adapter: {escape(str(runner.adapter))}, {kind} profile; browser {site.browser.version}", highlight=False
+            f"adapter: {escape(str(runner.adapter))}, {kind} profile; browser {opened.browser.version}", highlight=False
         )
-        yield runner, site.status
+        yield runner, opened.status
 
 
 def read_tuning(path: Path | None) -> str | None:

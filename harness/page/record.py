@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from harness import RunError
 
-SCHEMA = Path(__file__).with_name("record.schema.json")
+SCHEMA_FILE = Path(__file__).with_name("record.schema.json")
 Record = dict[str, Any]
 _SHOWN = 5
 
@@ -19,7 +19,7 @@ _SHOWN = 5
 @cache
 def validator() -> Draft202012Validator:
     """The validator of run records."""
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)
 
