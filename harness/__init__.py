@@ -1,6 +1,6 @@
-"""Builds the site, serves it, and drives it in Chrome: ``python -m harness --help``.
+"""The tools that build the site, serve it, and drive it in Chrome: ``python -m harness --help``.
 
-What the harness raises on purpose; the command line turns each into one message and an exit code.
+These errors are raised on purpose; the command line turns each into one message and an exit code.
 
 HarnessError
 ├── SetupError    something on this machine is missing or refused (exit 2): a tool, the network, a browser, an option
@@ -21,19 +21,26 @@ CACHE = ROOT / ".stepwell"
 """Downloads and built wheels; deleting it only costs time."""
 
 CRASHED = "the browser's page process crashed (out of memory, or a lost GPU process)"
-"""What a RunError with the code ``Crash`` says."""
+"""The message of a RunError with the code ``Crash``."""
 
 
 class HarnessError(Exception):
+    """An error with a message for people; ``exit_code`` is that of the command line."""
+
     exit_code = 1
 
 
 class SetupError(HarnessError):
+    """Something on this machine is missing, or an option is refused."""
+
     exit_code = 2
 
 
 class RunError(HarnessError):
-    """``code`` is the class name of the package's error, or what the browser reported (``crash``, ``timeout``, …)."""
+    """The page or a model run failed.
+
+    ``code``: the class name of the package's error, or what the browser reported (``crash``, ``timeout``, …).
+    """
 
     def __init__(self, message: str, code: str = "") -> None:
         self.code = code

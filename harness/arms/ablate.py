@@ -1,31 +1,30 @@
-"""The ablation: arms that add one switch of the launch path each, and what every one of them saves per token.
+"""The ablation: arms that each add one switch of the launch path, and what each of them saves per token.
 
-All arms run in one page, each with an engine of its own on the same device, pool and model.  First every arm runs once
-untimed, with a digest of each step's logits: ids and digests must equal those of ``main``.  Then come timed rounds
-without digests, in an order that rotates, so that what drifts on the machine falls on all arms alike.
+All arms run in one page, each with an engine of its own on the same device, pool and model.  Every arm runs
+once untimed, with a digest of each step's logits: ids and digests must equal those of ``main``.  Timed rounds without
+digests come after that.
 
-A token's time is that since the token before.  Where ids are read back up to K steps behind, tokens may arrive K at a
-time, and the last K arrive when nothing is issued any more.  So in every arm alike times are means of K consecutive
-tokens (K: the largest lag of any arm) and the last K tokens of a run do not count.
+A token's time is the time since the token before.  Where ids are read back up to K steps late, tokens may arrive K at
+a time, and the last K arrive when nothing is issued any more.  Times of all arms are therefore means of K consecutive
+tokens (K: the largest lag of any arm), and the last K tokens of a run do not count.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from random import Random
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from harness import RunError, SetupError
-from harness.arms.compare import rotated
+from harness.arms.figures import Ratio
+from harness.arms.schedule import Arm, Schedule
 from harness.page.record import Record
 from harness.page.scenario import Scenario
-from harness.page.summary import percentile
+from harness.site.process import Report
 from stepwell.launch.options import ABLATION, LaunchOptions
 
 MAIN = ABLATION[0][0]
 WARM_UP = 8  # the prefill, the steps that record and verify plans, and those that fill the readback ring
-RESAMPLES = 4000
 COUNTS = {
     "passes_per_token": "passes",
     "bind_groups_per_token": "bind_groups_created",
@@ -34,76 +33,53 @@ COUNTS = {
     "launches_per_token": "launches",
     "replayed_per_token": "replayed",
 }
-Run = Callable[[Scenario], Record]
+RunScenario = Callable[[Scenario], Record]
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
-    name: str
-    options: LaunchOptions
+@dataclass(frozen=True, kw_only=True)
+class Ablation(Schedule[LaunchOptions]):
+    """A schedule of runs of ``base`` (model, prompt, KV mode, policy), whose first arm is ``main``."""
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """``rounds`` of every arm, ``tokens`` each; the first ``skip`` tokens of a run do not count.
-
-    ``base`` says what is run: model, prompt, KV mode, policy.  The first arm is ``main``.
-    """
-
-    arms: tuple[Arm, ...]
-    tokens: int
-    rounds: int
     base: Scenario
     skip: int = WARM_UP
 
-    def __post_init__(self) -> None:
+    def _refuse_short(self) -> None:
         least = self.skip + 2 * self.lag
-        if self.tokens < least:
+        if self.steps < least:
             raise SetupError(
-                f"{self.tokens} tokens: {self.skip} are warm-up, and times are means of {self.lag} without the last "
+                f"{self.steps} tokens: {self.skip} are warm-up, and times are means of {self.lag} without the last "
                 f"{self.lag}: ask for {least} or more."
             )
 
     @property
     def lag(self) -> int:
-        """Steps that token ids may lag behind in any arm, at least 1."""
-        depths = (arm.options.readback_depth for arm in self.arms)
-        return max(1, *(1 if depth is None else depth for depth in depths))
+        """The most steps by which token ids are late in any arm, at least 1."""
+        return max(1, *(1 if depth is None else depth for depth in (arm.settings.readback_depth for arm in self.arms)))
 
-    def scenario(self, arm: Arm, *, digest: bool = False) -> Scenario:
-        """Greedy, and with no end but the number of tokens."""
-        launch = {name: str(value) for name, value in arm.options.changes().items()}
-        return replace(self.base, tokens=self.tokens, eos="ban", launch=launch, digest=digest)
+    def scenario(self, arm: Arm[LaunchOptions], *, digest: bool = False) -> Scenario:
+        """A greedy run of ``arm`` that ends at the number of tokens alone."""
+        launch = {name: str(value) for name, value in arm.settings.changes().items()}
+        return replace(self.base, tokens=self.steps, eos="ban", launch=launch, digest=digest)
 
     def counted(self, record: Record) -> list[dict[str, Any]]:
-        """The tokens of a run that count."""
-        return list(record["tokens"][self.skip : self.tokens - self.lag])
+        """The tokens of ``record`` that count."""
+        return list(record["tokens"][self.skip : self.steps - self.lag])
+
+    def typical_ms(self, record: Record) -> float:
+        """Milliseconds per token of ``record``: the median of the means of ``lag`` consecutive tokens."""
+        times: list[float] = [token["ms"] for token in self.counted(record)]
+        return median(mean(times[i : i + self.lag]) for i in range(len(times) - self.lag + 1))
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """The median of one ratio per round, and the 95 % interval of that median."""
-
-    median: float
-    low: float
-    high: float
-    rounds: tuple[float, ...]
-
-    @classmethod
-    def of(cls, numerators: Sequence[float], denominators: Sequence[float]) -> "Ratio":
-        ratios = tuple(a / b for a, b in zip(numerators, denominators, strict=True))
-        return cls(percentile(ratios, 0.5), *median_interval(ratios), ratios)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
+class PerToken:
     """The figures of one arm over all rounds; ``counts`` by the names of COUNTS, times in ms per token.
 
     ``to_main`` and ``to_previous`` are how many times as fast as that arm it is.  ``difference`` says where its results
     differ from main's; it is empty where every bit is the same.
     """
 
-    arm: Arm
+    arm: Arm[LaunchOptions]
     counts: dict[str, float]
     encode_ms: float
     wait_ms: float
@@ -114,47 +90,53 @@ class Row:
 
     @property
     def bit_identical(self) -> bool:
+        """Whether the arm's results are main's in every bit."""
         return not self.difference
 
     @property
     def tokens_per_s(self) -> float:
+        """Tokens per second at the median round's time."""
         return 1000 / self.ms
 
 
 @dataclass(frozen=True)
-class Found:
-    """What ran: ``checks`` with digests, one per arm; ``rounds`` of one timed record per arm, in the plan's order."""
+class AblationResult:
+    """The records of an ablation: ``checks`` with digests, one per arm; ``rounds`` of one timed record per arm.
 
-    plan: Plan
+    Arms are in the order of ``plan``.
+    """
+
+    plan: Ablation
     checks: tuple[Record, ...]
     rounds: tuple[tuple[Record, ...], ...]
 
     @property
     def reference(self) -> Record:
+        """The record of main with digests."""
         return self.checks[0]
 
     @cached_property
-    def rows(self) -> list[Row]:
-        plan, arms = self.plan, range(len(self.plan.arms))
-        times = [[typical_ms(plan, records[i]) for records in self.rounds] for i in arms]
-        return [self._row(i, times) for i in arms]
+    def rows(self) -> list[PerToken]:
+        """The figures of every arm, in the plan's order."""
+        times = [dict(enumerate(map(self.plan.typical_ms, records))) for records in zip(*self.rounds, strict=True)]
+        return [self._row(index, times) for index in range(len(self.plan.arms))]
 
-    def _row(self, index: int, times: list[list[float]]) -> Row:
+    def _row(self, index: int, times: list[dict[int, float]]) -> PerToken:
         timed = [records[index] for records in self.rounds]
         tokens = [token for record in timed for token in self.plan.counted(record)]
-        return Row(
+        return PerToken(
             arm=self.plan.arms[index],
             counts={name: mean(token[key] for token in tokens) for name, key in COUNTS.items()},
-            encode_ms=percentile([token["encode_ms"] for token in tokens], 0.5),
-            wait_ms=percentile([token["wait_ms"] for token in tokens], 0.5),
-            ms=percentile(times[index], 0.5),
-            to_main=Ratio.of(times[0], times[index]),
-            to_previous=Ratio.of(times[index - 1], times[index]) if index else None,
+            encode_ms=median(token["encode_ms"] for token in tokens),
+            wait_ms=median(token["wait_ms"] for token in tokens),
+            ms=median(times[index].values()),
+            to_main=Ratio.paired(times[0], times[index]),
+            to_previous=Ratio.paired(times[index - 1], times[index]) if index else None,
             difference=difference(self.reference, self.checks[index], timed),
         )
 
 
-def choose_arms(text: str | None) -> tuple[Arm, ...]:
+def choose_arms(text: str | None) -> tuple[Arm[LaunchOptions], ...]:
     """The arms of ``--arms``, separated by commas, in the ablation's order after ``main``; None: all."""
     known = [Arm(name, options) for name, options in ABLATION]
     if text is None:
@@ -165,51 +147,41 @@ def choose_arms(text: str | None) -> tuple[Arm, ...]:
     return tuple(arm for arm in known if arm.name == MAIN or arm.name in wanted)
 
 
-def run_plan(plan: Plan, run: Run, report: Callable[[str], None]) -> Found:
-    """Every run of the plan.  RunError when one ends early; a cancelled round and those after it are left out."""
+def run_all(plan: Ablation, run: RunScenario, report: Report) -> AblationResult:
+    """Run every arm of ``plan`` by ``run``; ``report`` is told of each.
+
+    RunError when a run ends early; a cancelled round and those after it are left out.
+    """
     checks = []
     for number, arm in enumerate(plan.arms, 1):
         report(f"digests, {number} of {len(plan.arms)}: {arm.name}")
-        checks.append(_complete(plan, arm, run(plan.scenario(arm, digest=True))))
-    rounds: list[tuple[Record, ...]] = []
-    for turn in range(plan.rounds):
-        records: dict[str, Record] = {}
-        for arm in rotated(plan.arms, turn):
-            report(f"round {turn + 1} of {plan.rounds}: {arm.name}")
-            record = run(plan.scenario(arm))
-            if record["finish_reason"] == "cancelled" and rounds:
-                return Found(plan, tuple(checks), tuple(rounds))
-            records[arm.name] = _complete(plan, arm, record)
-        rounds.append(tuple(records[arm.name] for arm in plan.arms))
-    return Found(plan, tuple(checks), tuple(rounds))
+        checks.append(_complete(plan, arm.name, run(plan.scenario(arm, digest=True))))
+    rounds: list[dict[str, Record]] = [{} for _ in range(plan.rounds)]
+    for turn in plan:
+        report(f"round {turn.round + 1} of {plan.rounds}: {turn.arm.name}")
+        record = run(plan.scenario(turn.arm))
+        if record["finish_reason"] == "cancelled" and turn.round:
+            break
+        rounds[turn.round][turn.arm.name] = _complete(plan, turn.arm.name, record)
+    whole = [records for records in rounds if len(records) == len(plan.arms)]
+    return AblationResult(
+        plan, tuple(checks), tuple(tuple(records[arm.name] for arm in plan.arms) for records in whole)
+    )
 
 
-def _complete(plan: Plan, arm: Arm, record: Record) -> Record:
+def _complete(plan: Ablation, arm: str, record: Record) -> Record:
     if record["finish_reason"] == "cancelled":
         raise RunError("stopped before the first round was complete", "Cancelled")
-    if len(record["tokens"]) != plan.tokens:
+    if len(record["tokens"]) != plan.steps:
         raise RunError(
-            f"{arm.name} gave {len(record['tokens']):,} of {plan.tokens:,} tokens ({record['finish_reason']}); every "
+            f"{arm} gave {len(record['tokens']):,} of {plan.steps:,} tokens ({record['finish_reason']}); every "
             "arm must give all of them. Ask for fewer, or take a shorter prompt."
         )
     return record
 
 
-def typical_ms(plan: Plan, record: Record) -> float:
-    """Milliseconds per token of one run: the median of the means of ``plan.lag`` consecutive tokens."""
-    times = [token["ms"] for token in plan.counted(record)]
-    return percentile([mean(times[i : i + plan.lag]) for i in range(len(times) - plan.lag + 1)], 0.5)
-
-
-def median_interval(values: Sequence[float], resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float]:
-    """The 95 % bootstrap interval (percentile method) of the median of ``values``.  The same values give the same."""
-    random = Random(seed)
-    medians = [percentile(random.choices(values, k=len(values)), 0.5) for _ in range(resamples)]
-    return percentile(medians, 0.025), percentile(medians, 0.975)
-
-
 def difference(reference: Record, check: Record, timed: Sequence[Record]) -> str:
-    """Where an arm's results first differ from main's; empty where ids and digests are the same in every run."""
+    """The first place where ids or digests of ``check`` and ``timed`` differ from main's ``reference``; empty: none."""
     compared = [
         ("token id", reference["token_ids"], check["token_ids"]),
         ("logits digest", _digests(reference), _digests(check)),

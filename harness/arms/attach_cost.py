@@ -1,6 +1,6 @@
-"""What a pair of createBuffer and destroy costs with ``attach`` in its path, when every buffer is a reused one."""
+"""The cost of a pair of createBuffer and destroy with ``attach`` in its path, when every buffer is a reused one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -10,23 +10,28 @@ from playwright.sync_api import Browser
 from rich.table import Table
 
 from harness import RunError
-from harness.arms.compare import rotated
+from harness.arms.schedule import Arm, Schedule
+from harness.site.process import Report
 
 PAGE = Path(__file__).with_name("attach_cost.html")
 BOOT_MS = 120_000
 STEPS = 30
 
+Keeping = tuple[str, str]
+"""Who decides about a freed buffer (bare: nobody; js; python), and ``zero`` of attach."""
 
-@dataclass
-class Arm:
-    """``name``: bare (the browser alone), or who decides, js or python; ``zero`` as in ``attach``.
+_SETTINGS = (("bare", ""), ("js", "always"), ("js", "never"), ("python", "always"), ("python", "never"))
+ARMS = tuple(Arm(f"{decides} {zero}".strip(), (decides, zero)) for decides, zero in _SETTINGS)
 
-    Times per buffer, an entry per step: of createBuffer, of destroy, and of the submit after them, which clears what
-    is to be handed out again.
+
+@dataclass(frozen=True, slots=True)
+class PairTimes:
+    """The times of an ``arm`` per buffer, an entry per step: of createBuffer, of destroy, and of the submit after them.
+
+    That submit clears the buffers that are handed out again.
     """
 
-    name: str
-    zero: str = ""
+    arm: Arm[Keeping]
     create_us: list[float] = field(default_factory=list)
     destroy_us: list[float] = field(default_factory=list)
     submit_us: list[float] = field(default_factory=list)
@@ -36,15 +41,23 @@ class Arm:
         """The median step's pair of createBuffer and destroy."""
         return median(a + b for a, b in zip(self.create_us, self.destroy_us, strict=True))
 
-
-ARMS = (("bare", ""), ("js", "always"), ("js", "never"), ("python", "always"), ("python", "never"))
+    def add(self, found: dict[str, Any]) -> None:
+        """Add the steps that the page measured, ``found``.  RunError when a buffer was not a reused one."""
+        if found["created"]:
+            raise RunError(
+                f"{self.arm.name}: {found['created']} buffers were created in steps that were to reuse all of theirs."
+            )
+        for create, destroy, submit in found["times"]:
+            self.create_us.append(create)
+            self.destroy_us.append(destroy)
+            self.submit_us.append(submit)
 
 
 def measure(
-    browser: Browser, url: str, rounds: int, tell: Callable[[str], None] = lambda _: None, steps: int = STEPS
-) -> list[Arm]:
-    """Every arm ``rounds`` times for ``steps`` steps, in turns in one page, each round in another order."""
-    arms = [Arm(*names) for names in ARMS]
+    browser: Browser, url: str, rounds: int, report: Report = lambda _: None, steps: int = STEPS
+) -> list[PairTimes]:
+    """The times of every arm, ``rounds`` times ``steps`` steps each, all in one page of the site at ``url``."""
+    times = {arm.name: PairTimes(arm) for arm in ARMS}
     page = browser.new_page()
     try:
         page.set_default_timeout(BOOT_MS)
@@ -55,31 +68,20 @@ def measure(
         )
         page.goto(f"{url.rstrip('/')}/attach_cost.html")
         page.wait_for_function("() => window.measure")
-        for number in range(rounds):
-            for arm in rotated(arms, number):
-                tell(f"round {number + 1} of {rounds}: {arm.name} {arm.zero}")
-                found = page.evaluate("measure", {"arm": arm.name, "zero": arm.zero, "steps": steps})
-                _add(arm, found)
+        for turn in Schedule(arms=ARMS, rounds=rounds, steps=steps):
+            report(f"round {turn.round + 1} of {rounds}: {turn.arm.name}")
+            decides, zero = turn.arm.settings
+            times[turn.arm.name].add(page.evaluate("measure", {"arm": decides, "zero": zero, "steps": steps}))
     finally:
         page.close()
-    return arms
+    return list(times.values())
 
 
-def _add(arm: Arm, found: dict[str, Any]) -> None:
-    if found["created"]:
-        raise RunError(
-            f"{arm.name}: {found['created']} buffers were created in steps that were to reuse all of theirs."
-        )
-    for create, destroy, submit in found["times"]:
-        arm.create_us.append(create)
-        arm.destroy_us.append(destroy)
-        arm.submit_us.append(submit)
-
-
-def table(arms: Sequence[Arm]) -> Table:
-    """Medians of the steps."""
+def table(rows: Sequence[PairTimes]) -> Table:
+    """A table of the medians over steps."""
     found = Table("decides", "zero", "createBuffer", "destroy", "both", "submit", caption="microseconds per buffer")
-    for arm in arms:
-        times = (median(arm.create_us), median(arm.destroy_us), arm.pair_us, median(arm.submit_us))
-        found.add_row(arm.name, arm.zero or "-", *(f"{time:.2f}" for time in times))
+    for row in rows:
+        figures = (median(row.create_us), median(row.destroy_us), row.pair_us, median(row.submit_us))
+        decides, zero = row.arm.settings
+        found.add_row(decides, zero or "-", *(f"{time:.2f}" for time in figures))
     return found

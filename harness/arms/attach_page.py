@@ -1,11 +1,11 @@
-"""Arms of ``attach`` in real pages: each run has a page of its own, so that nothing is left of the run before."""
+"""The arms of ``attach`` in real pages: one page per run, so that nothing is left of the run before."""
 
 from typing import Any
 
 from playwright.sync_api import Browser, Error, Page
 
 from harness import CRASHED, RunError
-from harness.arms.attach import Step
+from harness.arms.attach import MeasuredStep
 
 _WORK = """async ([what, limit, options]) => {
   const late = new Promise((_, reject) => {
@@ -26,17 +26,21 @@ class PageArm:
         page.on("crash", lambda _: setattr(self, "_crashed", True))
 
     def open(self, options: dict[str, Any]) -> None:
+        """Begin the run with the ``options`` of Arm.open() (web/attach/arm.js)."""
         self._call("open", options)
 
-    def next(self) -> Step:
-        step: Step = self._call("next")
+    def next(self) -> MeasuredStep:
+        """Run a step and measure it."""
+        step: MeasuredStep = self._call("next")
         return step
 
     def finish(self) -> dict[str, Any]:
+        """End the run; what the page says of it."""
         end: dict[str, Any] = self._call("finish")
         return end
 
     def close(self) -> None:
+        """Close the page."""
         self._page.close()
 
     def _call(self, what: str, options: dict[str, Any] | None = None) -> Any:
@@ -49,12 +53,13 @@ class PageArm:
 
 
 class ArmPages:
-    """Opens arms in new pages of the site at ``url``."""
+    """A source of arms, each in a new page of the site at ``url``; ``timeout_s`` as in PageArm."""
 
     def __init__(self, browser: Browser, url: str, timeout_s: float) -> None:
         self._browser, self._url, self._timeout_s = browser, url, timeout_s
 
     def open(self, options: dict[str, Any]) -> PageArm:
+        """Open an arm with the ``options`` of Arm.open() (web/attach/arm.js)."""
         page = self._browser.new_page()
         try:
             page.goto(self._url + "manifest.json")

@@ -1,59 +1,53 @@
-"""What ``attach`` found, for people and for programs."""
+"""The runs of ``attach`` as tables and as a file."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
-from harness.arms.attach import SCHEMA, ArmRun, Plan, Ratio, Row, rows
-from harness.page.summary import plain_table, size
+from harness.arms import figures
+from harness.arms.attach import SCHEMA, Benchmark, RunResult
+from harness.arms.figures import ArmFigures, ArmRun, Ratio
+from harness.page.summary import size
 
 COLUMNS = ("from", "arm", "n", "median", "max", "creates", "most", "MiB", "÷ static", "÷ bare", "peak")
 
 
-def table(plan: Plan, runs: Sequence[ArmRun]) -> Table:
-    """The rows for people."""
-    shown = plain_table(
+def table(plan: Benchmark, runs: Sequence[ArmRun[RunResult]]) -> Table:
+    """A table of the figures of ``runs``, for the terminal."""
+    return figures.table_by_start(
         f"onnxruntime-web, {plan.tensors} growing tensors: {plan.rounds} rounds of {plan.steps} steps",
         f"ms per step without the first {plan.skip} of each run; creates: storage buffers that the browser made, per "
         "step; ÷: median of the rounds' ratios of medians [95 % interval], record ÷ bare: of pairs of steps in a run; "
         "peak: all buffers",
+        COLUMNS,
+        cells(plan, runs),
     )
-    for name in COLUMNS:
-        shown.add_column(name, justify="left" if name == "arm" else "right")
-    last = None
-    for row in rows(plan, runs):
-        if last not in (None, row.start):
-            shown.add_row()
-        last = row.start
-        shown.add_row(*map(escape, cells(row)))
-    return shown
 
 
-def markdown(plan: Plan, runs: Sequence[ArmRun]) -> str:
-    """The rows for a document."""
+def markdown(plan: Benchmark, runs: Sequence[ArmRun[RunResult]]) -> str:
+    """A Markdown table of the figures of ``runs``."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
-    lines += [f"| {' | '.join(cells(row))} |" for row in rows(plan, runs)]
+    lines += [f"| {' | '.join(row)} |" for row in cells(plan, runs)]
     return "\n".join(lines) + "\n"
 
 
-def cells(row: Row) -> list[str]:
-    counts = [f"{row.created_mean:.2f}", str(row.created_max), f"{row.created_mib:.0f}"]
-    ratios = [_ratio(row.to_control), _ratio(row.to_bare)]
-    times = [f"{row.median_ms:.1f}", f"{row.max_ms:.1f}"]
-    return [f"{row.start:,}", row.arm, str(row.n), *times, *counts, *ratios, size(row.peak_bytes)]
+def cells(plan: Benchmark, runs: Sequence[ArmRun[RunResult]]) -> list[list[str]]:
+    """A row of texts for each start and arm, in the order of COLUMNS."""
+    return [
+        [
+            f"{row.start:,}", row.arm, str(row.n), f"{row.median_ms:.1f}", f"{row.max_ms:.1f}",
+            f"{row.created_mean:.2f}", str(row.created_max), f"{plan.created_mib(row):.0f}",
+            *("-" if ratio is None else f"{ratio:.2f}" for ratio in (plan.to_control(row), plan.to_bare(row))),
+            size(row.peak_bytes),
+        ]
+        for row in figures.figures(plan, runs)
+    ]  # fmt: skip
 
 
-def _ratio(ratio: Ratio | None) -> str:
-    if ratio is None:
-        return "-"
-    low, high = ratio.interval
-    return f"{ratio.median:.2f} [{low:.2f}, {high:.2f}]"
-
-
-def as_json(plan: Plan, runs: Sequence[ArmRun], environment: dict[str, Any]) -> dict[str, Any]:
-    """The plan, the figures, and every run."""
+def as_json(plan: Benchmark, runs: Sequence[ArmRun[RunResult]], environment: dict[str, Any]) -> dict[str, Any]:
+    """``plan``, the figures of ``runs``, and every run, as a JSON object with ``environment``."""
     return {
         "schema": SCHEMA,
         "environment": environment,
@@ -62,30 +56,19 @@ def as_json(plan: Plan, runs: Sequence[ArmRun], environment: dict[str, Any]) -> 
         "steps": plan.steps,
         "warm_up": plan.skip,
         "rounds": plan.rounds,
-        "arms": [
-            {"name": arm.name, "decoding": dict(arm.decoding), "attach": arm.attach, "alternate": arm.alternate}
-            for arm in plan.arms
-        ],
-        "rows": [
-            {
-                "start": row.start,
-                "arm": row.arm,
-                "n": row.n,
-                "median_ms": row.median_ms,
-                "max_ms": row.max_ms,
-                "created_mean": row.created_mean,
-                "created_max": row.created_max,
-                "created_mib": row.created_mib,
-                "peak_bytes": row.peak_bytes,
-                "to_static": _ratio_json(row.to_control),
-                "to_bare": _ratio_json(row.to_bare),
-            }
-            for row in rows(plan, runs)
-        ],
-        "runs": [
-            {"round": run.turn, "start": run.start, "arm": run.arm, "steps": list(run.steps), "end": run.end}
-            for run in runs
-        ],
+        "arms": [{"name": arm.name, **asdict(arm.settings)} for arm in plan.arms],
+        "rows": [_row_json(plan, row) for row in figures.figures(plan, runs)],
+        "runs": [{"round": run.round, "start": run.start, "arm": run.arm, **run.result._asdict()} for run in runs],
+    }
+
+
+def _row_json(plan: Benchmark, row: ArmFigures[RunResult]) -> dict[str, Any]:
+    return {
+        **row.as_json(),
+        "created_mib": plan.created_mib(row),
+        "peak_bytes": row.peak_bytes,
+        "to_static": _ratio_json(plan.to_control(row)),
+        "to_bare": _ratio_json(plan.to_bare(row)),
     }
 
 

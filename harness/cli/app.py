@@ -16,26 +16,21 @@ from harness.cli import attach as cli_attach
 from harness.cli import demo, report
 from harness.cli import page as cli_page
 from harness.cli.page import (
-    BrowserOption,
     BudgetOption,
-    BuiltOption,
-    FlagOption,
     FromOption,
     HardOption,
-    HeadedOption,
     KvTypeOption,
     ModelOption,
+    PageOptions,
     PolicyOption,
     Printer,
-    ProfileOption,
     RawOption,
-    TimeoutOption,
     WithModel,
     console,
+    with_page_options,
 )
 from harness.page import record as records
 from harness.page import summary
-from harness.page.browser import Profile
 from harness.page.scenario import Kv, KvType, Scenario, kv_workload, read_ids, read_options, read_prompt
 from harness.page.setup import ensure_browser
 from harness.site.server import SiteServer
@@ -96,6 +91,7 @@ def serve(
 
 
 @app.command()
+@with_page_options()
 def run(
     model: ModelOption = "smollm2",
     prompt: Annotated[str | None, typer.Option(help="The prompt.")] = None,
@@ -165,12 +161,8 @@ def run(
         Path | None,
         typer.Option("--pool-trace", help="Where to write what the run asked of the pool (.trace, .trace.gz)."),
     ] = None,
-    profile: ProfileOption = Profile.SOFTWARE,
-    flag: FlagOption = None,
-    browser: BrowserOption = None,
-    headed: HeadedOption = False,
-    timeout: TimeoutOption = 600.0,
-    built: BuiltOption = None,
+    *,
+    page: PageOptions,
 ) -> None:
     """Run one prompt through the real page in a browser, stream the answer, and write a record of every token.
 
@@ -212,7 +204,7 @@ def run(
         kernel_times=kernel_times,
         pool_trace=pool_trace is not None,
     )
-    pages = cli_page.open_page(profile, flag or [], browser, headed, timeout, built, scenario, tuning=tuning)
+    pages = cli_page.open_page(page, scenario, tuning=tuning)
     with pages as (runner, status):
         record = runner.run(scenario, Printer(status), lambda text: status.update(escape(text)))
         cli_page.print_tuning(runner.tuned())
@@ -229,9 +221,7 @@ def run(
         records.write(record, json)
         console.print(f"record: {json}", highlight=False, soft_wrap=True)
     if trace:
-        trace.parent.mkdir(parents=True, exist_ok=True)
-        trace.write_text(spans, encoding="utf-8")
-        cli_page.print_written(trace)
+        cli_page.write_text(trace, spans)
     if pool_trace:
         cli_page.write_pool_trace(pool_trace, asked)
     if record["finish_reason"] == "cancelled":
@@ -239,15 +229,12 @@ def run(
 
 
 @app.command(name="demo")
+@with_page_options()
 def run_demo(
     tokens: Annotated[int, typer.Option(min=2, help="Tokens per run.")] = demo.TOKENS,
     out: Annotated[Path, typer.Option(help="Where the records and the report go.")] = ROOT / "out",
-    profile: ProfileOption = Profile.SOFTWARE,
-    flag: FlagOption = None,
-    browser: BrowserOption = None,
-    headed: HeadedOption = False,
-    timeout: TimeoutOption = 600.0,
-    built: BuiltOption = None,
+    *,
+    page: PageOptions,
 ) -> None:
     """Ask the demo model a question with three KV caches; print a table of every run and write an HTML report."""
     wanted = demo.scenarios(tokens)
@@ -256,7 +243,7 @@ def run_demo(
         console.print(f"\n[bold]{scenario.kv}, {scenario.policy}[/]  {escape(scenario.prompt)}", highlight=False)
         return Printer(status)
 
-    with cli_page.open_page(profile, flag or [], browser, headed, timeout, built, *wanted) as (runner, status):
+    with cli_page.open_page(page, *wanted) as (runner, status):
         found = demo.run_all(runner, wanted, follow, lambda text: status.update(escape(text)))
     cli_page.print_runs(found)
     for path in demo.save(found, out):

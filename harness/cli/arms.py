@@ -11,31 +11,23 @@ from harness.arms import ablate, ablate_report, attach_cost, compare
 from harness.cli import demo, report
 from harness.cli import page as cli_page
 from harness.cli.page import (
-    BrowserOption,
     BudgetOption,
-    BuiltOption,
-    FlagOption,
     HardOption,
-    HeadedOption,
     KvTypeOption,
     ModelOption,
+    PageOptions,
     PolicyOption,
-    ProfileOption,
     RawOption,
-    TimeoutOption,
     console,
+    with_page_options,
 )
 from harness.page import record as records
-from harness.page.browser import Profile, open_browser
-from harness.page.record import Record
-from harness.page.run import PageRunner
 from harness.page.scenario import Kv, KvType, Scenario
-from harness.site.build import load_site
-from harness.site.server import SiteServer
 
 RoundsOption = Annotated[int, typer.Option(min=1, help="How often each arm runs.")]
 
 
+@with_page_options()
 def run_compare(
     workload: Annotated[str, typer.Option(help="kv64 or kv16.")] = "kv64",
     arms: Annotated[
@@ -50,34 +42,32 @@ def run_compare(
     budget: BudgetOption = None,
     hard: HardOption = False,
     json: Annotated[Path | None, typer.Option("--json", help="Where to write figures and records.")] = None,
-    profile: ProfileOption = Profile.SOFTWARE,
-    flag: FlagOption = None,
-    browser: BrowserOption = None,
-    headed: HeadedOption = False,
-    timeout: TimeoutOption = 600.0,
-    built: BuiltOption = None,
+    *,
+    page: PageOptions,
 ) -> None:
     """Run a workload's arms in turns in one browser; print medians and ratios to the static control."""
-    plan = compare.Plan(
-        workload, compare.parse_arms(arms), tuple(start or [2036]), tokens, rounds, warm_up, budget, hard
-    )
-    wanted = [plan.scenario(arm, first) for first in plan.starts for arm in plan.arms]
-    with cli_page.open_page(profile, flag or [], browser, headed, timeout, built, *wanted) as (runner, status):
-        found = compare.run_plan(plan, quietly(runner), lambda text: status.update(escape(text)))
+    plan = compare.Comparison(
+        arms=compare.parse_arms(arms), rounds=rounds, steps=tokens, skip=warm_up, starts=tuple(start or [2036]),
+        base=Scenario(workload=workload, budget_mib=budget, hard_budget=hard),
+    )  # fmt: skip
+    wanted = [plan.scenario(turn) for turn in plan]
+    with cli_page.open_page(page, *wanted) as (runner, status):
+        found = compare.run_all(plan, runner.run, lambda text: status.update(escape(text)))
     if not found:
         raise RunError("stopped before the first run was complete", "Cancelled")
     console.print(compare.table(plan, found))
-    cli_page.print_software_note([run.record for run in found])
+    cli_page.print_software_note([run.result for run in found])
     if json:
         records.write(compare.as_json(plan, found), json)
         cli_page.print_written(json)
-    check = report.same_results([[run.record for run in found if run.start == first] for first in plan.starts])
+    check = report.same_results([[run.result for run in found if run.start == first] for first in plan.starts])
     if not check.holds:
         raise RunError(check.text, "Divergence")
-    if len(found) < plan.rounds * len(wanted):
+    if len(found) < len(plan):
         raise RunError("stopped before the last run", "Cancelled")
 
 
+@with_page_options()
 def run_ablate(
     model: ModelOption = "smollm2",
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per run.")] = 64,
@@ -93,12 +83,8 @@ def run_ablate(
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Where to write the figures.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Where to write the table for people.")] = None,
-    profile: ProfileOption = Profile.SOFTWARE,
-    flag: FlagOption = None,
-    browser: BrowserOption = None,
-    headed: HeadedOption = False,
-    timeout: TimeoutOption = 600.0,
-    built: BuiltOption = None,
+    *,
+    page: PageOptions,
 ) -> None:
     """Add one switch of the launch path after the other; print what each saves, and check that none changes a bit.
 
@@ -107,10 +93,10 @@ def run_ablate(
     """
     chosen = ablate.choose_arms(arms)
     base = Scenario(prompt, model, raw=raw, kv=kv, kv_type=kv_type, policy=policy)
-    plan = ablate.Plan(chosen, tokens, rounds, base, warm_up)
+    plan = ablate.Ablation(arms=chosen, rounds=rounds, steps=tokens, skip=warm_up, base=base)
     wanted = [plan.scenario(arm) for arm in plan.arms]
-    with cli_page.open_page(profile, flag or [], browser, headed, timeout, built, *wanted) as (runner, status):
-        found = ablate.run_plan(plan, quietly(runner), lambda text: status.update(escape(text)))
+    with cli_page.open_page(page, *wanted) as (runner, status):
+        found = ablate.run_all(plan, runner.run, lambda text: status.update(escape(text)))
     console.print(ablate_report.table(found))
     for note in ablate_report.notes(found):
         console.print(f"[yellow]·[/] {escape(note)}", highlight=False, soft_wrap=True)
@@ -119,36 +105,19 @@ def run_ablate(
         records.write(ablate_report.as_json(found), json)
         cli_page.print_written(json)
     if markdown:
-        markdown.parent.mkdir(parents=True, exist_ok=True)
-        markdown.write_text(ablate_report.markdown(found), encoding="utf-8")
-        cli_page.print_written(markdown)
+        cli_page.write_text(markdown, ablate_report.markdown(found))
     if differing := [row for row in found.rows if not row.bit_identical]:
         raise RunError("; ".join(f"{row.arm.name}: {row.difference}" for row in differing), "Divergence")
     console.print(f"[green]✓[/] {escape(ablate_report.identical(found))}", highlight=False)
 
 
+@with_page_options("headed", "timeout")
 def run_attach_cost(
     rounds: RoundsOption = 9,
-    profile: ProfileOption = Profile.SOFTWARE,
-    flag: FlagOption = None,
-    browser: BrowserOption = None,
-    built: BuiltOption = None,
+    *,
+    page: PageOptions,
 ) -> None:
     """Time createBuffer and destroy: the browser's own, and attached with every buffer a reused one."""
-    site = load_site(built) if built else cli_page.build_with_progress(with_model=False)
-    with (
-        SiteServer(site.root) as server,
-        open_browser(profile, flag or [], choice=browser) as (started, _),
-        console.status("starting the page") as status,
-    ):
-        arms = attach_cost.measure(started, server.url, rounds, lambda text: status.update(escape(text)))
-    console.print(attach_cost.table(arms))
-
-
-def quietly(runner: PageRunner) -> "ablate.Run":
-    """Runs of which nothing is shown."""
-
-    def run(scenario: Scenario) -> Record:
-        return runner.run(scenario, lambda _: None, lambda _: None)
-
-    return run
+    with cli_page.open_site(page) as opened:
+        times = attach_cost.measure(opened.browser, opened.url, rounds, lambda text: opened.status.update(escape(text)))
+    console.print(attach_cost.table(times))

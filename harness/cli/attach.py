@@ -10,26 +10,16 @@ from harness import RunError
 from harness.arms import attach, attach_report
 from harness.arms.attach_page import ArmPages
 from harness.cli import page as cli_page
-from harness.cli.page import (
-    BrowserOption,
-    BudgetOption,
-    BuiltOption,
-    FlagOption,
-    HeadedOption,
-    ProfileOption,
-    TimeoutOption,
-    console,
-)
+from harness.cli.page import BudgetOption, PageOptions, console, with_page_options
 from harness.page import record as records
 from harness.page.adapter import Adapter, assert_adapter
-from harness.page.browser import Profile, open_browser
 from harness.page.run import Interrupt
-from harness.site.build import Site, load_site
-from harness.site.server import SiteServer
+from harness.site.build import Site
 
 STARTS = [2050, 4100]
 
 
+@with_page_options(timeout=120.0)
 def run_attach(
     start: Annotated[
         list[int] | None,
@@ -47,33 +37,28 @@ def run_attach(
     markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Where to write the table for a document.")
     ] = None,
-    profile: ProfileOption = Profile.SOFTWARE,
-    flag: FlagOption = None,
-    browser: BrowserOption = None,
-    headed: HeadedOption = False,
-    timeout: TimeoutOption = 120.0,
-    built: BuiltOption = None,
+    *,
+    page: PageOptions,
 ) -> None:
     """Run onnxruntime-web on growing KV tensors, bare, attached and with static KV; print creates, times and ratios.
 
     All arms run in turns in one browser, and their results must be equal bit by bit. [bold]--timeout[/] bounds a step.
     """
-    plan = attach.Plan(tensors, attach.parse_arms(arms, budget), tuple(start or STARTS), steps, rounds, warm_up)
-    site = load_site(built) if built else cli_page.build_with_progress(with_model=False)
-    with (
-        SiteServer(site.root) as server,
-        open_browser(profile, flag or [], choice=browser, headed=headed) as (started, arguments),
-        console.status("looking for the adapter") as status,
-        Interrupt().catch() as interrupt,
-    ):
-        page = started.new_page()
-        page.goto(server.url + "manifest.json")
-        adapter = assert_adapter(page, profile)
-        page.close()
-        console.print(f"adapter: {escape(str(adapter))}; browser {started.version}", highlight=False)
-        pages = ArmPages(started, server.url, timeout)
-        found = attach.run_plan(plan, pages.open, lambda text: status.update(escape(text)), lambda: interrupt.asked)
-        environment = describe(adapter, started.version, arguments, site)
+    plan = attach.Benchmark(
+        arms=attach.parse_arms(arms, budget), rounds=rounds, steps=steps, skip=warm_up, starts=tuple(start or STARTS),
+        tensors=tensors,
+    )  # fmt: skip
+    with cli_page.open_site(page) as opened, Interrupt().catch() as interrupt:
+        probe = opened.browser.new_page()
+        probe.goto(opened.url + "manifest.json")
+        adapter = assert_adapter(probe, page.profile)
+        probe.close()
+        console.print(f"adapter: {escape(str(adapter))}; browser {opened.browser.version}", highlight=False)
+        pages = ArmPages(opened.browser, opened.url, page.timeout)
+        found = attach.run_all(
+            plan, pages.open, lambda text: opened.status.update(escape(text)), lambda: interrupt.asked
+        )
+        environment = describe(adapter, opened.browser.version, opened.flags, opened.site)
     if not found:
         raise RunError("stopped before the first run was complete", "Cancelled")
     console.print(attach_report.table(plan, found))
@@ -83,22 +68,16 @@ def run_attach(
         records.write(attach_report.as_json(plan, found, environment), json)
         cli_page.print_written(json)
     if markdown:
-        markdown.parent.mkdir(parents=True, exist_ok=True)
-        markdown.write_text(attach_report.markdown(plan, found), encoding="utf-8")
-        cli_page.print_written(markdown)
-    if len(found) < len(list(plan.schedule())):
+        cli_page.write_text(markdown, attach_report.markdown(plan, found))
+    if len(found) < len(plan):
         raise RunError("stopped before the last run", "Cancelled")
 
 
 def describe(adapter: Adapter, version: str, flags: list[str], site: Site) -> dict[str, Any]:
-    """Where the figures are from."""
+    """The environment of the figures: ``adapter``, browser ``version`` and ``flags``, and the versions in ``site``."""
+    shown = {name: getattr(adapter, name) for name in ("vendor", "architecture", "description", "is_software")}
     return {
-        "adapter": {
-            "vendor": adapter.vendor,
-            "architecture": adapter.architecture,
-            "description": adapter.description,
-            "is_software": adapter.is_software,
-        },
+        "adapter": shown,
         "browser": version,
         "flags": flags,
         "onnxruntime_web": site.manifest["versions"]["onnxruntime-web"],

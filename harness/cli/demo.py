@@ -16,7 +16,7 @@ TOKENS = 64
 
 
 def scenarios(tokens: int = TOKENS) -> list[Scenario]:
-    """What is shown: the fast way, and the growing KV cache under our policy and under ONNX Runtime's."""
+    """The runs that are shown: the fast way, and the growing KV cache under our policy and ONNX Runtime's."""
     # The model would end its answer after a few words; with EOS banned there is something to time.
     choices = [(Kv.STATIC, "adaptive"), (Kv.GROW, "adaptive"), (Kv.GROW, "bucket")]
     return [Scenario(QUESTION, tokens=tokens, kv=kv, policy=policy, eos="ban") for kv, policy in choices]
@@ -28,7 +28,10 @@ def run_all(
     follow: Callable[[Scenario], Callable[[str], None]],
     on_phase: Callable[[str], None],
 ) -> list[Record]:
-    """The records of ``wanted``; a cancelled run is the last one."""
+    """Run each of ``wanted``; a cancelled run is the last one.
+
+    ``follow`` gives what takes a run's answer as it grows; ``on_phase`` is told what the page is doing.
+    """
     found: list[Record] = []
     for scenario in wanted:
         found.append(runner.run(scenario, follow(scenario), on_phase))
@@ -38,7 +41,7 @@ def run_all(
 
 
 def save(found: list[Record], folder: Path) -> list[Path]:
-    """Write each record and the report of them all to ``folder``; the report's path comes last."""
+    """Write each record of ``found`` and the report of them all to ``folder``; the report's path comes last."""
     paths = []
     for item in found:
         path = folder / f"{re.sub(r'[^a-z0-9]+', '-', label(item))}.json"

@@ -1,4 +1,4 @@
-"""The table of GPU time per kernel, of a record's ``kernels``: for the terminal, for Markdown, for the HTML report."""
+"""The table of GPU time per kernel in a record: for the terminal, for Markdown, for the HTML report."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +21,7 @@ NONE = "-"
 
 
 def cells(kernels: dict[str, Any]) -> list[list[str]]:
-    """A row of texts for each kernel, in the order of HEADER; what cannot be told is a dash."""
+    """A row of texts for each row of ``kernels``, in the order of HEADER; an unknown figure is a dash."""
     return [
         [
             row["node"] or NONE,
@@ -40,7 +40,7 @@ def cells(kernels: dict[str, Any]) -> list[list[str]]:
 
 
 def lines(record: Record) -> Iterator[str]:
-    """What the table comes to, how it was measured, and what to know before its figures are believed."""
+    """Sentences about the table of ``record``: its sums, how it was measured, and whether the clock was fine enough."""
     kernels = record["kernels"]
     weights, steps = kernels["weights"], kernels["steps"]
     yield (
@@ -54,14 +54,14 @@ def lines(record: Record) -> Iterator[str]:
     )
     yield (
         f"medians of {steps} step{'' if steps == 1 else 's'} at position {kernels['position']:,}, measured after the "
-        "run by repeating the step behind its last token with a compute pass per launch: its own times are without that"
+        "run by repeating the step after its last token with a compute pass per launch: its own times are without that"
     )
     if kernels["coarse_clock"]:
         yield coarse(kernels)
 
 
 def coarse(kernels: dict[str, Any]) -> str:
-    """What is wrong with the browser's clock, and what to do."""
+    """The warning about the clock of ``kernels``, and what to do."""
     tick = kernels["clock_us"]
     steps = f"moves in steps of {tick:,.1f} µs" if tick is not None else "did not move at all"
     return (
@@ -71,7 +71,7 @@ def coarse(kernels: dict[str, Any]) -> str:
 
 
 def table(record: Record) -> Table:
-    """The rows for the terminal."""
+    """The table of ``record``, for the terminal."""
     shown = plain_table(TITLE, CAPTION)
     for index, name in enumerate(HEADER):
         shown.add_column(name, justify="left" if index < LEFT else "right", overflow="fold", no_wrap=index != 1)
@@ -81,7 +81,7 @@ def table(record: Record) -> Table:
 
 
 def markdown(record: Record) -> str:
-    """The rows for a document."""
+    """The table of ``record`` and its sentences, as Markdown."""
     scenario = record["scenario"]
     text = [f"{scenario['model']} on {adapter_name(record)}, {kv_label(record)} KV. {CAPTION}.", ""]
     text += ["| " + " | ".join(row) + " |" for row in (HEADER, ["---"] * len(HEADER), *cells(record["kernels"]))]
@@ -97,7 +97,7 @@ def _share_of_plain(kernels: dict[str, Any]) -> str:
 
 
 def _figure(value: float | None) -> str:
-    """Three digits; a dash of what cannot be told."""
+    """``value`` with three digits; a dash for None."""
     if value is None:
         return NONE
     return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"

@@ -1,4 +1,4 @@
-"""One HTML file about runs of one model on one adapter: chart, tables, environment.  No external asset."""
+"""The HTML report on runs of one model on one adapter: chart, tables, environment; one file, no external asset."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,14 +40,14 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something that must hold between runs, and whether it does."""
+    """A sentence about several runs, and whether they agree."""
 
     holds: bool
     text: str
 
 
 def same_tokens(records: Sequence[Record]) -> Check:
-    """Greedy runs of one prompt must give the same tokens under every policy and KV mode."""
+    """Check that ``records``, greedy runs of one prompt, gave the same tokens, whatever the policy and KV mode."""
     first = records[0]
     for other in records[1:]:
         pairs = zip(first["token_ids"], other["token_ids"], strict=False)
@@ -61,13 +61,13 @@ def same_tokens(records: Sequence[Record]) -> Check:
 
 
 def same_results(groups: Sequence[Sequence[Record]]) -> Check:
-    """``same_tokens`` of each group of runs of the same work."""
+    """Check ``same_tokens`` in each of ``groups``; the first check that fails, else the last."""
     checks = [same_tokens(group) for group in groups if group]
     return next((check for check in checks if not check.holds), checks[-1])
 
 
 def render(records: Sequence[Record]) -> str:
-    """The report's HTML.  SetupError when the records do not belong in one chart."""
+    """The HTML of the report on ``records``.  SetupError when they do not belong in one chart."""
     _refuse_mixtures(records)
     first = records[0]
     environment = Environment(
@@ -113,7 +113,7 @@ def _refuse_mixtures(records: Sequence[Record]) -> None:
 
 
 def chart(records: Sequence[Record], width: int = 960, height: int = 320) -> dict[str, Any]:
-    """Geometry of the latency chart in SVG units: polylines, ticks and class boundaries.
+    """The geometry of the latency chart of ``records`` in SVG units: polylines, ticks and class boundaries.
 
     The y axis starts at 0 and ends at 1.25 times the largest 98th percentile, so that one outlier does not flatten the
     rest; steps above it are drawn at the edge, and the table has their values.

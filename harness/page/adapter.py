@@ -1,4 +1,4 @@
-"""Asserts the WebGPU adapter of a running browser by computing with it: names alone prove nothing."""
+"""The WebGPU adapter of a running browser, asserted by computing with it: names alone prove nothing."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 from playwright.sync_api import Page
 
 from harness import SetupError
-from harness.page.browser import Profile
+from harness.page.browser import AdapterProfile
 from stepwell.gpu.device import DeviceInfo
 
 # Vulkan's GPU process may still be starting when the page asks first.
@@ -65,11 +65,12 @@ class Adapter:
 
 
 def assert_adapter(
-    page: Page, profile: Profile, *, patience_s: float = PATIENCE_S, sleep: Callable[[float], None] = time.sleep
+    page: Page, profile: AdapterProfile, *, patience_s: float = PATIENCE_S, sleep: Callable[[float], None] = time.sleep
 ) -> Adapter:
     """Run a kernel in ``page`` (any page of a secure context) and compare its result; SetupError when this fails.
 
-    The hardware profile refuses a software adapter.  Waits for an adapter that is late, up to ``patience_s``.
+    The hardware ``profile`` refuses a software adapter.  A late adapter is waited for up to ``patience_s`` seconds, by
+    ``sleep``.
     """
     deadline = time.monotonic() + patience_s
     while True:
@@ -82,14 +83,14 @@ def assert_adapter(
         sleep(_PAUSE_S)
 
 
-def _problem(found: dict[str, Any], profile: Profile) -> str | None:
+def _problem(found: dict[str, Any], profile: AdapterProfile) -> str | None:
     if "problem" in found:
         return str(found["problem"])
     expected = [(i * 2654435761 % 2**32 * 3 + i) % 2**32 for i in range(256)]
     wrong = sum(a != b for a, b in zip(found["values"], expected, strict=True))
     if wrong:
         return f"{_adapter(found)} computed {wrong} of {len(expected)} values of a test kernel wrong"
-    if profile is Profile.HARDWARE and _adapter(found).is_software:
+    if profile is AdapterProfile.HARDWARE and _adapter(found).is_software:
         return f"the hardware profile got {_adapter(found)}"
     return None
 
@@ -104,8 +105,8 @@ def _adapter(found: dict[str, Any]) -> Adapter:
     return Adapter(vendor, architecture, description, info.is_fallback, info.is_software)
 
 
-def _advice(profile: Profile) -> str:
-    if profile is Profile.HARDWARE:
+def _advice(profile: AdapterProfile) -> str:
+    if profile is AdapterProfile.HARDWARE:
         return (
             "Look at chrome://gpu; on Linux the Vulkan loader and the GPU's driver must be installed "
             "(VK_DRIVER_FILES names the driver's file). --profile software uses the CPU."

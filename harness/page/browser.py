@@ -1,4 +1,4 @@
-"""Finds a Chrome or Chromium, starts it for WebGPU, and asserts which adapter it really has.
+"""A Chrome or Chromium on this machine, found and started for WebGPU.
 
 Playwright's own headless build has no WebGPU, so a full browser is always started by path, in the new headless mode.
 """
@@ -20,8 +20,8 @@ FINE_GPU_CLOCK = "--enable-webgpu-developer-features"
 """Without it Chromium rounds timestamp queries to about 0.1 ms, which is longer than most kernels take."""
 
 
-class Profile(StrEnum):
-    """Which adapter a run is meant for: SwiftShader on the CPU, or the machine's GPU."""
+class AdapterProfile(StrEnum):
+    """The adapter that a run is meant for: SwiftShader on the CPU, or the machine's GPU."""
 
     SOFTWARE = "software"
     HARDWARE = "hardware"
@@ -64,9 +64,9 @@ def find_browser(
     exists: Callable[[str], bool] = lambda path: os.access(path, os.X_OK) and Path(path).is_file(),
     which: Callable[[str], str | None] = shutil.which,
 ) -> str:
-    """The executable: ``choice``, $STEPWELL_BROWSER, Playwright's chrome or chromium channel, or the system's.
+    """The path of ``choice``, $STEPWELL_BROWSER, Playwright's chrome or chromium channel, or the system's browser.
 
-    A browser that was asked for by name and is not there is an error, never a reason to take another one.
+    SetupError when there is none, or when a browser that was asked for by name is not there.
     """
     for wanted, source in ((choice, "--browser"), (environ.get(VARIABLE), VARIABLE)):
         if wanted:
@@ -93,7 +93,7 @@ HOW_TO_GET_FONTS = "Install a font package: `apt-get install fonts-dejavu-core` 
 
 
 def how_to_get(system: str = sys.platform) -> str:
-    """What a person can do who has no browser."""
+    """Advice on getting a browser for ``system``."""
     install = {
         "linux": "`apt-get install chromium` (Debian), `snap install chromium` (Ubuntu)",
         "darwin": "`brew install --cask google-chrome`",
@@ -142,16 +142,19 @@ _NOT_FOR_HARDWARE = ["--enable-unsafe-swiftshader"]  # Playwright's default
 
 
 def browser_flags(
-    profile: Profile,
+    profile: AdapterProfile,
     extra: Sequence[str] = (),
     *,
     headed: bool = False,
     system: str = sys.platform,
     as_root: bool = hasattr(os, "geteuid") and os.geteuid() == 0,
 ) -> list[str]:
-    """The browser's arguments.  The browser heeds only the last --enable-features, so all of them become one."""
+    """The browser's arguments for ``profile``, with ``extra``.
+
+    The browser heeds only the last --enable-features, so all of them become one.
+    """
     flags = [flag for flag in _COMMON if not (headed and flag.startswith("--headless"))]
-    if profile is Profile.SOFTWARE:
+    if profile is AdapterProfile.SOFTWARE:
         flags += _SOFTWARE
     elif system.startswith("linux"):
         flags += _HARDWARE_LINUX
@@ -167,9 +170,12 @@ def browser_flags(
 
 @contextmanager
 def open_browser(
-    profile: Profile, flags: Sequence[str] = (), *, choice: str | None = None, headed: bool = False
+    profile: AdapterProfile, flags: Sequence[str] = (), *, choice: str | None = None, headed: bool = False
 ) -> Iterator[tuple[Browser, list[str]]]:
-    """A running browser and the flags it was given.  SetupError when none is found or it does not start."""
+    """Start a browser, ``choice`` or the one found; yields it and the flags it was given.
+
+    SetupError when none is found or it does not start.
+    """
     arguments = browser_flags(profile, flags, headed=headed)
     with sync_playwright() as playwright:
         path = find_browser(choice, playwright_chromium=lambda: playwright.chromium.executable_path)
@@ -178,7 +184,7 @@ def open_browser(
                 executable_path=path,
                 headless=not headed,
                 args=arguments,
-                ignore_default_args=_NOT_FOR_HARDWARE if profile is Profile.HARDWARE else None,
+                ignore_default_args=_NOT_FOR_HARDWARE if profile is AdapterProfile.HARDWARE else None,
                 handle_sigint=False,  # Ctrl-C ends the run through the page, not under it
             )
         except Error as error:

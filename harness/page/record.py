@@ -11,20 +11,21 @@ from jsonschema import Draft202012Validator
 
 from harness import RunError
 
-SCHEMA = Path(__file__).with_name("record.schema.json")
+SCHEMA_FILE = Path(__file__).with_name("record.schema.json")
 Record = dict[str, Any]
 _SHOWN = 5
 
 
 @cache
 def validator() -> Draft202012Validator:
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    """The validator of run records."""
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)
 
 
 def check(record: Record) -> Record:
-    """The record itself; RunError with the first places where it breaks the schema or contradicts itself."""
+    """Check ``record`` and return it.  RunError with the first places where it breaks the schema or disagrees."""
     faults = [f"{error.json_path}: {error.message}" for error in validator().iter_errors(record)]
     faults = faults or _contradictions(record)
     if faults:
@@ -37,7 +38,7 @@ def check(record: Record) -> Record:
 
 
 def write(record: Record, path: Path) -> None:
-    """Write ``record`` as JSON: readers see the old file or the whole new one."""
+    """Write ``record`` to ``path`` as JSON: readers see the old file or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False) + "\n"
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
@@ -52,7 +53,7 @@ def write(record: Record, path: Path) -> None:
 
 
 def _contradictions(record: Record) -> list[str]:
-    """What a schema cannot say: the parts of a record must agree with each other."""
+    """The places where parts of ``record`` do not agree, which a schema cannot say."""
     tokens, ids = record["tokens"], record["token_ids"]
     faults = []
     if [token["id"] for token in tokens] != ids:
@@ -76,7 +77,7 @@ def _contradictions(record: Record) -> list[str]:
 
 
 def _kernel_contradictions(record: Record) -> list[str]:
-    """The table of GPU time per kernel: there when asked for, and complete."""
+    """The faults of the table of GPU time per kernel: missing though asked for, or not complete."""
     kernels = record.get("kernels")
     if kernels is None:
         missing = record["scenario"].get("kernel_times") and record["finish_reason"] != "cancelled"

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Error, Page
 from harness import CRASHED, RunError, SetupError
 from harness.page import record as records
 from harness.page.adapter import Adapter, assert_adapter
-from harness.page.browser import HOW_TO_GET_FONTS, Profile
+from harness.page.browser import HOW_TO_GET_FONTS, AdapterProfile
 from harness.page.record import Record
 from harness.page.scenario import Scenario
 from harness.page.setup import has_fonts
@@ -80,7 +80,7 @@ class PageRunner:
         self,
         browser: Browser,
         url: str,
-        profile: Profile,
+        profile: AdapterProfile,
         flags: Sequence[str] = (),
         *,
         timeout_s: float = 600.0,

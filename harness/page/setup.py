@@ -1,4 +1,4 @@
-"""Prepares a machine: a browser, and everything the site is made of."""
+"""The preparation of a machine: a browser, and the fonts it needs."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ FONT_FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.fonts", "~/.lo
 
 
 def installed_browser() -> str | None:
-    """The browser that a run would start, or None."""
+    """The path of the browser that a run would start, or None."""
     with sync_playwright() as playwright:
         try:
             return find_browser(playwright_chromium=lambda: playwright.chromium.executable_path)
@@ -27,7 +27,7 @@ def installed_browser() -> str | None:
 
 
 def has_fonts(folders: Iterable[str] = FONT_FOLDERS, system: str = sys.platform) -> bool:
-    """Whether text can be drawn: on Linux Chromium dies with the first page that has text when there is no font."""
+    """Whether there is a font in ``folders``: without one, Chromium on Linux dies with the first page that has text."""
     if not system.startswith("linux"):
         return True
     suffixes = (".ttf", ".otf", ".ttc", ".pfb", ".pcf.gz")
@@ -44,7 +44,7 @@ def ensure_browser(
     command: Callable[[], list[list[str]]] = lambda: install_commands(),
     call: Callable[[list[str]], int] = subprocess.call,
 ) -> str | None:
-    """The browser, installed first where this user may install one; None, with advice in ``report``, where not."""
+    """The path of a browser, installed first where this user may; None, with advice in ``report``, where not."""
     found = find()
     if found and fonts():
         return found
@@ -67,7 +67,7 @@ def install_commands(
     as_root: bool = hasattr(os, "geteuid") and os.geteuid() == 0,
     which: Callable[[str], str | None] = shutil.which,
 ) -> list[list[str]]:
-    """How root installs Chromium here; nothing for other users and systems, who are told instead.
+    """The commands by which root installs Chromium here; none for other users and systems, who are told instead.
 
     Ubuntu's package of that name only points to a snap, which needs a running snapd: there Playwright's build is taken.
     """

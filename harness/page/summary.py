@@ -1,4 +1,4 @@
-"""The figures of a run that people compare, and the tables that show them.  Times in ms, of decode steps only."""
+"""Figures of a run for people to compare, and the tables that show them.  Times are in ms, of decode steps only."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ _FIRST_ROWS = 4
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """The ``q`` quantile (0 to 1) by linear interpolation between the sorted values; NaN for none."""
+    """The ``q`` quantile (0 to 1) of ``values`` by linear interpolation between neighbours; NaN for no values."""
     ordered = sorted(values)
     if not ordered:
         return float("nan")
@@ -28,7 +28,7 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """``n`` decode steps (the prefill is ``ttft_ms``); counts are means per decode step."""
+    """The figures of one run over its ``n`` decode steps (``ttft_ms`` is the prefill); counts are means per step."""
 
     label: str
     n: int
@@ -47,23 +47,24 @@ class Summary:
 
 
 def steps(record: Record) -> list[dict[str, Any]]:
-    """The decode steps: every token but the one that the prefill gave."""
+    """The decode steps of ``record``: every token but the one that the prefill gave."""
     return list(record["tokens"][1:])
 
 
 def label(record: Record) -> str:
-    """``static, adaptive``: the choices that runs of one comparison differ in."""
+    """The KV mode and the policy of ``record``, as in ``static, adaptive``."""
     return f"{kv_label(record)}, {record['scenario']['policy']}"
 
 
 def kv_label(record: Record) -> str:
-    """``static``, ``static f16``: that K and V are f32 goes without saying."""
+    """The KV mode of ``record``, with the type of K and V unless it is f32, as in ``static f16``."""
     scenario = record["scenario"]
     kv_type = scenario.get("kv_type", "f32")
     return f"{scenario['kv']}{'' if kv_type == 'f32' else f' {kv_type}'}"
 
 
 def summarise(record: Record) -> Summary:
+    """The summary of ``record``; NaN where there is nothing to measure."""
     rows = steps(record)
     times = [row["ms"] for row in rows]
     mean = {
@@ -86,7 +87,7 @@ def summarise(record: Record) -> Summary:
 
 
 def boundaries(record: Record) -> list[tuple[dict[str, Any], int, int]]:
-    """The steps at which the KV buffers enter another size class: (token, bytes before, bytes after)."""
+    """The steps of ``record`` at which the KV buffers enter another size class: (token, bytes before, bytes after)."""
     tokens = record["tokens"]
     return [
         (after, before["kv_class_bytes"], after["kv_class_bytes"])
@@ -96,17 +97,19 @@ def boundaries(record: Record) -> list[tuple[dict[str, Any], int, int]]:
 
 
 def adapter_name(record: Record) -> str:
+    """Vendor, architecture and description of the adapter of ``record``, in one line."""
     adapter = record["environment"]["adapter"]
     names = dict.fromkeys(adapter[key] for key in ("vendor", "architecture", "description") if adapter[key])
     return " ".join(names) or "unnamed adapter"
 
 
 def is_software(record: Record) -> bool:
+    """Whether ``record`` is of a software adapter."""
     return bool(record["environment"]["adapter"]["is_software"])
 
 
 def _kernels(path: dict[str, Any] | None) -> str:
-    """Which kernels there were; a workload has its own."""
+    """The words for the launch's kernels; none for a workload, which has its own."""
     if path is None:
         return ""
     lanes = f", subgroups of {path['subgroups']}" if path["subgroups"] else ""
@@ -115,7 +118,7 @@ def _kernels(path: dict[str, Any] | None) -> str:
 
 
 def launch_line(record: Record) -> str:
-    """How steps were launched, in one line: parameters, kernels, replays and why others were none, known bindings."""
+    """The launch path of ``record`` in one line: parameters, kernels, replays, reasons for none, known bindings."""
     launch, rows = record["launch"], steps(record)
     reasons = Counter(row["refused"] for row in rows if row["refused"])
     others = "".join(f", {reason}: {count}" for reason, count in reasons.most_common())
@@ -130,7 +133,7 @@ def launch_line(record: Record) -> str:
 
 
 def tuning_lines(outcome: Record) -> list[str]:
-    """What the tuner of a page found: how much, then each product that another way makes faster than the rule's."""
+    """The ``outcome`` of a page's tuner: counts, then each product that another way makes faster than the rule's."""
     counted = f"{outcome['measured']} of {outcome['products']} products measured"
     lines = [f"tuning: {counted}; for {outcome['faster']} another way is faster than the rule's"]
     for row in outcome["choices"]:
@@ -142,7 +145,7 @@ def tuning_lines(outcome: Record) -> list[str]:
 
 
 def size(count: float) -> str:
-    """Bytes in binary units, three significant digits: ``64 KiB``, ``128 MiB``."""
+    """``count`` bytes in binary units with three significant digits: ``64 KiB``, ``128 MiB``."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.3g} {unit}"
@@ -151,7 +154,7 @@ def size(count: float) -> str:
 
 
 def token_table(record: Record) -> Table:
-    """The first tokens, every size-class boundary and the last token, with their times and counters."""
+    """Times and counters of tokens of ``record``: the first ones, those at size-class boundaries, the last."""
     scenario = record["scenario"]
     fills = f"{scenario['start']:,} positions" if scenario.get("workload") else f"{len(record['prompt_ids'])} tokens"
     table = plain_table(f"{label(record)}: per token", f"token 0 is the prefill of {fills}")
@@ -177,7 +180,7 @@ def token_table(record: Record) -> Table:
 
 
 def summary_table(records: Iterable[Record]) -> Table:
-    """One row per run."""
+    """A table with a row for each of ``records``."""
     table = plain_table(
         "decode steps", "ms: median, 90th percentile, maximum; groups, new and reused are means per step"
     )
@@ -211,7 +214,7 @@ _COLUMNS = {
 
 
 def plain_table(title: str, caption: str) -> Table:
-    """A table narrow enough for 80 columns."""
+    """An empty table in the style of all tables, narrow enough for 80 columns."""
     return Table(
         title=escape(title),
         caption=escape(caption),

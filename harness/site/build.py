@@ -1,4 +1,4 @@
-"""Builds ``dist/``: the page, Pyodide, the wheels with their lock file, the demo model, and a manifest of it all.
+"""The builder of ``dist/``: the page, Pyodide, the wheels with their lock file, the demo model, and a manifest.
 
     dist/
       index.html, …            web/, copied
@@ -42,7 +42,7 @@ class Site:
     manifest: dict[str, Any]
 
     def model(self, name: str) -> dict[str, Any] | None:
-        """The manifest's entry of a bundled model, by id."""
+        """The manifest's entry of the bundled model with the id ``name``, or None."""
         return next((entry for entry in self.manifest["models"] if entry["id"] == name), None)
 
 
@@ -54,9 +54,10 @@ def build_site(
     with_model: bool = True,
     report: Report = lambda _: None,
 ) -> Site:
-    """Bring ``dist`` up to date and describe it.  ``report`` is told each step that may take long.
+    """Bring ``dist`` up to date from ``web`` and ``cache``.  ``report`` is told each step that may take long.
 
-    A model that cannot be fetched is reported and left out: the page also takes a local file.
+    The demo model is part of it if ``with_model``.  A model that cannot be fetched is reported and left out: the page
+    also takes a local file.
     """
     if not web.is_dir():
         raise SetupError(f"{web} does not exist: run this in a checkout of the project.")
@@ -67,9 +68,9 @@ def build_site(
 
 
 def load_site(root: Path) -> Site:
-    """The site that an earlier build left in ``root``, taken as it is; SetupError when it is none or not whole.
+    """The site that an earlier build left in ``root``; SetupError when there is none or it is not whole.
 
-    Sizes are compared with the manifest, digests are not: a copy that broke off is noticed, at no cost.
+    Only sizes are compared with the manifest: that finds a copy that broke off, at no cost.
     """
     try:
         manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
@@ -258,6 +259,7 @@ class DigestCache:
             self._old = {}
 
     def sha256(self, path: Path) -> str:
+        """The digest of ``path``, computed only if the file has changed."""
         stat = path.stat()
         key, seen = str(path.resolve()), [stat.st_size, stat.st_mtime_ns]
         old = self._old.get(key)
@@ -266,5 +268,6 @@ class DigestCache:
         return digest
 
     def save(self) -> None:
+        """Write the digests for the next build."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(self._old | self._new), encoding="utf-8")

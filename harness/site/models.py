@@ -14,7 +14,7 @@ from harness.site.process import Report
 
 
 def locate(pin: ModelPin, cache: Path) -> Path | None:
-    """The model file, unpacked in ``cache`` before or inside an installed ``pin.module``; None when in neither."""
+    """The model file of ``pin``: in ``cache``, or inside an installed ``pin.module``; None when in neither."""
     cached = cache / pin.file
     if cached.exists():
         return cached
@@ -27,7 +27,7 @@ def locate(pin: ModelPin, cache: Path) -> Path | None:
 
 
 def fetch(pin: ModelPin, cache: Path, report: Report) -> Path:
-    """The model file, downloaded to ``cache`` when nowhere on this machine.  SetupError when its digest is wrong."""
+    """The model file of ``pin``, downloaded to ``cache`` when not found.  SetupError when its digest is wrong."""
     if found := locate(pin, cache):
         return found
     cache.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def fetch(pin: ModelPin, cache: Path, report: Report) -> Path:
 
 
 def place(source: Path, target: Path) -> None:
-    """Put a large file into the site: a hard link where the file system allows it, else a copy."""
+    """Put the large file ``source`` at ``target``: a hard link where the file system allows it, else a copy."""
     if target.exists():
         if target.samefile(source) or (target.stat().st_size, target.stat().st_mtime_ns) == (
             source.stat().st_size,

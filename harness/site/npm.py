@@ -13,14 +13,14 @@ from harness.site.process import Report, run_tool
 
 
 def integrity(path: Path) -> str:
-    """The SRI string (sha512) of a file, as npm writes it."""
+    """The SRI string (sha512) of the file ``path``, as npm writes it."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha512").digest()
     return "sha512-" + base64.b64encode(digest).decode()
 
 
 def fetch(pin: NpmPin, cache: Path, report: Report) -> Path:
-    """The package's archive under ``cache``, downloaded when not there.  SetupError on a wrong digest."""
+    """The archive of ``pin`` under ``cache``, downloaded when not there.  SetupError on a wrong digest."""
     archive = cache / f"{pin.name.lstrip('@').replace('/', '-')}-{pin.version}.tgz"
     if not archive.exists() or integrity(archive) != pin.integrity:
         report(f"fetching {pin.name} {pin.version} from npm")
@@ -37,7 +37,7 @@ def fetch(pin: NpmPin, cache: Path, report: Report) -> Path:
 
 
 def extract(archive: Path, members: dict[str, Path]) -> None:
-    """Write ``members`` (name inside ``package/`` → target path); SetupError for a name that is not there."""
+    """Write the ``members`` of ``archive`` (name inside ``package/`` → target); SetupError for one that is missing."""
     with tarfile.open(archive) as tar:
         for name, target in members.items():
             try:

@@ -2,7 +2,7 @@
 
 K and V are tensors of 2,048 bytes per position ([1, 8, positions, 64] in f32), named as exporters name them:
 ``past_key_values.N.key`` in, ``present.N.key`` out; a step takes ``row`` and gives ``reads``, which tell what was in
-K and V.  There are no weights: a model has some kilobytes.
+K and V.  There are no weights: a model is a few kilobytes.
 
 ``kv64``,
 ``kv16``        what growing costs and little else: the row of each tensor at position ``probe`` plus ``row`` is read,
@@ -27,22 +27,23 @@ _IR_VERSION = 10  # of opset 21: no runtime that knows the one refuses the other
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``tensors`` growing tensors, K and V of each layer in turns; ``make`` gives the file's bytes."""
+    """A model of ``tensors`` growing tensors, K and V of each layer alternately; ``make`` gives the file's bytes."""
 
     tensors: int
     make: Callable[[int], bytes]
 
     def bytes(self) -> bytes:
+        """The file."""
         return self.make(self.tensors)
 
 
 def kv_names(tensors: int) -> list[str]:
-    """``0.key``, ``0.value``, ``1.key``, …"""
+    """The names of ``tensors`` tensors: ``0.key``, ``0.value``, ``1.key``, …"""
     return [f"{i // 2}.{'value' if i % 2 else 'key'}" for i in range(tensors)]
 
 
 def filling(tensors: int) -> bytes:
-    """Each step's tensors are full of their value: a row of the step before, plus the new row."""
+    """A model whose tensors are full of one value: a row of the step before, plus the new row."""
     nodes = []
     for kv in kv_names(tensors):
         nodes += [
@@ -57,7 +58,7 @@ def filling(tensors: int) -> bytes:
 
 
 def appending(tensors: int) -> bytes:
-    """Tensors that grow by a row; what is read of them is chosen by the caller."""
+    """A model whose tensors grow by a row; the caller chooses which positions are read."""
     nodes = []
     for kv in kv_names(tensors):
         nodes += [
@@ -70,7 +71,7 @@ def appending(tensors: int) -> bytes:
 
 
 def attention(tensors: int) -> bytes:
-    """Layers of GroupQueryAttention; each layer's output is the query, key and value of the next."""
+    """A model of GroupQueryAttention; each layer's output is the query, key and value of the next."""
     nodes, state = [], "row"
     for layer in range(tensors // 2):
         result = f"state.{layer + 1}" if layer + 1 < tensors // 2 else "reads"

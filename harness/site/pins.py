@@ -1,4 +1,4 @@
-"""Every file the site takes from npm or PyPI: name, version, digest and where it lands in ``dist/``.
+"""The files that the site takes from npm and PyPI: name, version, digest and place in ``dist/``.
 
 To move to a new version, change the version here, run ``python -m harness site`` and copy the digest that it reports.
 """
@@ -39,6 +39,7 @@ class ModelPin:
 
     @property
     def module(self) -> str:
+        """The import name of the wheel."""
         return self.wheel.name.replace("-", "_")
 
 

@@ -1,4 +1,4 @@
-"""Runs the tools that the site builder needs (npm, pip) and turns their failures into one readable error."""
+"""The tools that the site builder runs (npm, pip), their failures turned into one readable error."""
 
 import os
 import subprocess
@@ -14,7 +14,10 @@ _OFFLINE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT", "NewConnectio
 
 
 def run_tool(command: Sequence[str], what: str, advice: str, *, env: Mapping[str, str] | None = None) -> str:
-    """The standard output of ``command``.  SetupError says what failed, the tool's last words and the next step."""
+    """Run ``command`` with ``env`` and return its standard output.
+
+    SetupError with ``what`` failed, the tool's last words and ``advice``.
+    """
     merged = {**os.environ, **(env or {})}
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=merged)

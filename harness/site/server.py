@@ -1,6 +1,6 @@
-"""Serves a built site on the loopback interface, as a page that uses WebGPU and precise timers needs it.
+"""A server of a built site on the loopback interface, for pages that use WebGPU and precise timers.
 
-On every answer: cross-origin isolation (COOP, COEP, CORP), the right type for modules, wasm, wheels and models, and
+Every answer has cross-origin isolation (COOP, COEP, CORP), the right type for modules, wasm, wheels and models, and
 ``Cache-Control: no-cache`` with an ETag, so that a rebuilt site is seen at once and an unchanged one costs a 304.
 Byte ranges (RFC 9110, section 14) let the page read a model's header without its body.
 """
@@ -50,7 +50,7 @@ _BLOCK = 1 << 20
 
 
 class ByteRange(NamedTuple):
-    """``start`` to ``stop`` (exclusive) of a file."""
+    """The bytes from ``start`` to ``stop`` (exclusive) of a file."""
 
     start: int
     stop: int
@@ -61,10 +61,10 @@ class UnsatisfiableRangeError(Exception):
 
 
 def parse_range(header: str | None, size: int) -> ByteRange | None:
-    """The single byte range that ``header`` asks for, or None: no header, another unit, several ranges or nonsense.
+    """The single byte range that ``header`` asks for in a file of ``size`` bytes, or None, which means the whole file.
 
-    None means the whole file, as the RFC allows for everything that is not understood.  Raises
-    UnsatisfiableRangeError.
+    The RFC allows None for a header that is not understood: another unit, several ranges, nonsense.
+    UnsatisfiableRangeError when no byte lies in the range.
     """
     if not header or not header.startswith("bytes=") or "," in header:
         return None
@@ -85,7 +85,7 @@ def parse_range(header: str | None, size: int) -> ByteRange | None:
 
 
 def resolve(root: Path, target: str) -> Path | None:
-    """The file that a request target names, or None: missing, hidden, or outside ``root`` once links are followed."""
+    """The file that the request ``target`` names; None: missing, hidden, or outside ``root`` after links."""
     try:
         path = unquote(urlsplit(target).path, errors="strict")
     except ValueError:  # not UTF-8, or no URL at all
@@ -106,7 +106,7 @@ def resolve(root: Path, target: str) -> Path | None:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET and HEAD for the files under ``root``."""
+    """The answers to GET and HEAD requests for files under ``root``; requests are printed unless ``quiet``."""
 
     protocol_version = "HTTP/1.1"
     server_version = "stepwell"
@@ -118,17 +118,21 @@ class Handler(BaseHTTPRequestHandler):
         super().__init__(*args)  # type: ignore[arg-type]
 
     def do_GET(self) -> None:
+        """Answer with a file, or the part of it that is asked for."""
         self._serve(with_body=True)
 
     def do_HEAD(self) -> None:
+        """Answer with the headers of GET alone."""
         self._serve(with_body=False)
 
     def end_headers(self) -> None:
+        """Add the headers of cross-origin isolation, and end the headers."""
         for name, value in ISOLATION.items():
             self.send_header(name, value)
         super().end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
+        """Print a request, unless ``quiet``."""
         if not self.quiet:
             super().log_message(format, *args)
 
@@ -191,7 +195,7 @@ class Handler(BaseHTTPRequestHandler):
         return int(mtime) <= since.timestamp()
 
     def _redirect_to_folder(self) -> bool:
-        """``/panels`` names a folder with a page: send the browser to ``/panels/``, so that relative links hold."""
+        """Send the browser from ``/panels``, a folder with a page, to ``/panels/``, so that relative links hold."""
         path = self.path.partition("?")[0]
         if path.endswith("/") or resolve(self.root, path + "/") is None:
             return False
@@ -221,13 +225,13 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that closes a connection mid-request is no error of ours."""
+        """Print the error, unless a browser closed its connection in the middle of a request."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class SiteServer:
-    """Serves ``root`` from a background thread between ``with`` and its end; ``url`` ends in a slash."""
+    """A server of ``root`` in a background thread, from ``with`` to its end; ``url`` ends in a slash."""
 
     def __init__(self, root: Path, port: int = 0, *, quiet: bool = True) -> None:
         handler = partial(Handler, root=root.resolve(), quiet=quiet)

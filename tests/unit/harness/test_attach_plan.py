@@ -6,7 +6,8 @@ import pytest
 
 from harness import RunError, SetupError
 from harness.arms import attach, attach_report
-from harness.arms.attach import Plan, parse_arms
+from harness.arms.attach import Benchmark, RunResult, parse_arms
+from harness.arms.figures import ArmRun, figures
 
 CREATES = {"bare": 54, "static": 0, "attached": 1}
 
@@ -20,7 +21,7 @@ class MadeUp:
         self._ms, self._spoilt, self._index = ms, spoilt, 0
         self.closed = False
 
-    def next(self) -> attach.Step:
+    def next(self) -> attach.MeasuredStep:
         self._index += 1
         created, attached = CREATES[self._name], bool(self._attach) and (not self._alternate or self._index % 2 == 0)
         ms = (self._ms + self._index) * (1.1 if self._alternate and attached else 1)
@@ -37,14 +38,14 @@ class MadeUp:
         self.closed = True
 
 
-def plan_of(arms: str = "bare,static,attached", **changes: Any) -> Plan:
+def plan_of(arms: str = "bare,static,attached", **changes: Any) -> Benchmark:
     given = {"tensors": 64, "starts": (10, 20), "steps": 6, "rounds": 3, **changes}
-    return Plan(arms=parse_arms(arms), **given)
+    return Benchmark(arms=parse_arms(arms), **given)
 
 
 def run(
-    plan: Plan, *, spoil: str = "", stop_after: int = 10**6, **spoilt: Any
-) -> tuple[list[attach.ArmRun], list[MadeUp]]:
+    plan: Benchmark, *, spoil: str = "", stop_after: int = 10**6, **spoilt: Any
+) -> tuple[list[ArmRun[RunResult]], list[MadeUp]]:
     opened: list[MadeUp] = []
     said: list[str] = []
 
@@ -55,23 +56,23 @@ def run(
         return made
 
     try:
-        return attach.run_plan(plan, open_arm, said.append, lambda: len(opened) > stop_after), opened
+        return attach.run_all(plan, open_arm, said.append, lambda: len(opened) > stop_after), opened
     finally:
         assert said
         assert all(made.closed for made in opened)
 
 
 def test_arms() -> None:
-    bare, lazy, static, record = parse_arms("bare, bare:cache=lazyRelease,static,record")
+    bare, lazy, static, record = (arm.settings for arm in parse_arms("bare, bare:cache=lazyRelease,static,record"))
     assert (bare.decoding, bare.attach) == ({}, None)
     assert lazy.decoding == {"cache": "lazyRelease"}
     assert static.decoding == {"kv": "static"}
     assert (record.attach, record.alternate) == ({"record": True}, True)
     (attached,) = parse_arms("attached:zero=never;policy=bucket;era=A;window=4;hard=true", 512)
-    assert attached.attach == {
+    assert attached.settings.attach == {
         "policy": "bucket", "zero": "never", "budget": 512 << 20, "options": {"era": "A", "window": 4, "hard": True},
     }  # fmt: skip
-    assert parse_arms("attached:budget=3", 512)[0].attach == {"policy": "adaptive", "budget": 3 << 20}
+    assert parse_arms("attached:budget=3", 512)[0].settings.attach == {"policy": "adaptive", "budget": 3 << 20}
     assert len(parse_arms(attach.DEFAULT_ARMS)) == 5
 
 
@@ -80,7 +81,6 @@ def test_arms() -> None:
     [
         ("warm", "no arm 'warm'"),
         ("static:zero=never", "no option 'zero'"),
-        ("attached:zero", "not name=value"),
         ("attached:budget=0.5", "whole number of MiB"),
     ],
 )
@@ -95,40 +95,34 @@ def test_plans_that_are_refused(changes: dict[str, Any]) -> None:
         plan_of(**changes)
 
 
-def test_the_order_rotates() -> None:
-    order = [(turn, start, arm.name) for turn, start, arm in plan_of().schedule()]
-    assert len(order) == 18
-    assert [name for turn, start, name in order if start == 20] == [
-        "bare", "static", "attached", "static", "attached", "bare", "attached", "bare", "static",
-    ]  # fmt: skip
-
-
 def test_rows_and_ratios() -> None:
     plan = plan_of()
     found, _ = run(plan)
-    made = {(row.start, row.arm): row for row in attach.rows(plan, found)}
+    made = {(row.start, row.arm): row for row in figures(plan, found)}
     assert len(made) == 6
     bare, static, attached = (made[10, arm] for arm in ("bare", "static", "attached"))
-    assert (bare.created_mean, bare.created_max, bare.created_mib) == (54, 54, 54)
+    assert (bare.created_mean, bare.created_max, plan.created_mib(bare)) == (54, 54, 54)
     assert bare.n == 3 * 2
     assert bare.peak_bytes == 1 << 30
     # Runs of start 10 are opened as number 0, 1, 2, then 6, 7, 8 (begun by static), then 12, 13, 14.
-    assert attached.to_control is not None
-    assert attached.to_control.values == pytest.approx((107.5 / 106.5, 112.5 / 111.5, 117.5 / 119.5))
-    low, high = attached.to_control.interval
-    assert low <= attached.to_control.median <= high
-    assert static.to_control is None
-    assert bare.to_bare is None
+    ratio = plan.to_control(attached)
+    assert ratio is not None
+    assert ratio.values == pytest.approx((107.5 / 106.5, 112.5 / 111.5, 117.5 / 119.5))
+    low, high = ratio.interval
+    assert low <= ratio.median <= high
+    assert plan.to_control(static) is None
+    assert plan.to_bare(bare) is None
 
 
 def test_what_the_recorder_costs_is_of_pairs_of_steps() -> None:
     plan = plan_of("bare,record", starts=(10,), steps=8, rounds=2)
     found, _ = run(plan)
-    row = attach.rows(plan, found)[1]
+    row = figures(plan, found)[1]
+    ratio = plan.to_bare(row)
     assert row.n == 2 * 2  # of steps 5 to 8 the sixth and the eighth, in each round
-    assert row.to_bare is not None
+    assert ratio is not None
     # The runs of record begin at 101 ms (the second to run) and 102 ms (the third).
-    assert row.to_bare.values == pytest.approx([1.1 * (b + 1) / b for b in (106, 108, 107, 109)])
+    assert ratio.values == pytest.approx([1.1 * (b + 1) / b for b in (106, 108, 107, 109)])
     assert row.created_mean == 54
 
 
@@ -141,7 +135,7 @@ def test_report() -> None:
     assert lines[0].count("|") == lines[2].count("|")
     written = attach_report.as_json(plan, found, {"browser": "1"})
     assert [row["arm"] for row in written["rows"]] == ["bare", "static", "attached"] * 2
-    assert written["rows"][2]["to_static"]["median"] == attach.rows(plan, found)[2].to_control.median  # type: ignore[union-attr]
+    assert written["rows"][2]["to_static"]["median"] == figures(plan, found)[2].ratios["static"].median
     assert len(written["runs"]) == 18
     assert written["arms"][1]["decoding"] == {"kv": "static"}
 

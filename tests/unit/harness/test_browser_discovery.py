@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness import SetupError
-from harness.page.browser import Profile, browser_flags, find_browser, how_to_get
+from harness.page.browser import AdapterProfile, browser_flags, find_browser, how_to_get
 from harness.page.setup import APT, ensure_browser, has_fonts, install_commands
 
 CHROME, BUNDLED, DEBIAN = "/opt/google/chrome/chrome", "/cache/chromium/chrome", "/usr/lib/chromium/chromium"
@@ -69,9 +69,9 @@ def test_none_found_says_how_to_get_one(system: str) -> None:
 
 
 def test_flags_of_the_profiles() -> None:
-    software = browser_flags(Profile.SOFTWARE, system="linux", as_root=False)
-    hardware = browser_flags(Profile.HARDWARE, system="linux", as_root=True)
-    mac = browser_flags(Profile.HARDWARE, system="darwin", as_root=False)
+    software = browser_flags(AdapterProfile.SOFTWARE, system="linux", as_root=False)
+    hardware = browser_flags(AdapterProfile.HARDWARE, system="linux", as_root=True)
+    mac = browser_flags(AdapterProfile.HARDWARE, system="darwin", as_root=False)
     for flags in (software, hardware, mac):
         assert {"--headless=new", "--enable-unsafe-webgpu", "--disable-background-networking"} <= set(flags)
     assert "--use-webgpu-adapter=swiftshader" in software
@@ -79,17 +79,17 @@ def test_flags_of_the_profiles() -> None:
     assert "--use-angle=vulkan" in hardware
     assert not any("ulkan" in flag for flag in [*software, *mac])
     assert ("--no-sandbox" in hardware, "--no-sandbox" in software) == (True, False)
-    assert not any(flag.startswith("--headless") for flag in browser_flags(Profile.SOFTWARE, headed=True))
+    assert not any(flag.startswith("--headless") for flag in browser_flags(AdapterProfile.SOFTWARE, headed=True))
 
 
 def test_features_become_one_flag() -> None:
     extra = ["--enable-features=A,B", "--x", "--enable-features=B,C"]
-    flags = browser_flags(Profile.HARDWARE, extra, system="linux", as_root=False)
+    flags = browser_flags(AdapterProfile.HARDWARE, extra, system="linux", as_root=False)
     merged = [flag for flag in flags if flag.startswith("--enable-features=")]
     off = "HeapProfilerReporting:stable-probability/0/nonstable-probability/0"
     assert merged == [f"--enable-features=CDPScreenshotNewSurface,{off},Vulkan,A,B,C"]
     assert "--x" in flags
-    software = browser_flags(Profile.SOFTWARE, system="linux")
+    software = browser_flags(AdapterProfile.SOFTWARE, system="linux")
     assert [flag for flag in software if "--enable-features" in flag] == [
         f"--enable-features=CDPScreenshotNewSurface,{off}"
     ]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer import Typer
 from typer.testing import CliRunner
 
 from harness import RunError, SetupError
@@ -16,7 +17,7 @@ from harness.cli import app as cli
 from harness.cli import demo
 from harness.cli import page as cli_page
 from harness.page import adapter
-from harness.page.browser import Profile
+from harness.page.browser import AdapterProfile
 from harness.page.scenario import Kv, KvType, Scenario, escape_stop, read_prompt
 from stepwell.memory.policies import POLICIES
 from tests.support.run_records import make_record, with_kernels
@@ -43,6 +44,24 @@ def test_run_offers_what_it_must() -> None:
         assert f"--{option}" in shown
 
 
+def test_commands_get_the_options_of_the_page_as_one_argument() -> None:
+    got: list[tuple[int, cli_page.PageOptions]] = []
+
+    @cli_page.with_page_options("headed", timeout=120.0)
+    def command(tokens: int = 3, *, page: cli_page.PageOptions) -> None:
+        got.append((tokens, page))
+
+    app = Typer()
+    app.command()(command)
+    given = ["--tokens", "5", "--profile", "hardware", "--flag", "--a", "--flag", "--b", "--site", "dist"]
+    assert runner.invoke(app, []).exit_code == 0
+    assert runner.invoke(app, given).exit_code == 0
+    assert runner.invoke(app, ["--headed"]).exit_code == 2
+    flags = ["--a", "--b"]
+    chosen = cli_page.PageOptions(profile=AdapterProfile.HARDWARE, flag=flags, timeout=120.0, built=Path("dist"))
+    assert got == [(3, cli_page.PageOptions(timeout=120.0)), (5, chosen)]
+
+
 def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["harness", *arguments])
     with pytest.raises(SystemExit) as caught:
@@ -50,6 +69,14 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     code = caught.value.code
     assert isinstance(code, int)
     return code
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The words with which a command with ``arguments`` is refused before a browser starts."""
+    monkeypatch.setattr(cli_page, "open_page", lambda *_, **__: pytest.fail("a browser was started"))
+    monkeypatch.setattr(cli_page.console, "width", 200, raising=False)
+    assert exit_code(monkeypatch, *arguments) == 2
+    return capsys.readouterr().err
 
 
 REFUSED = {
@@ -93,11 +120,8 @@ REFUSED = {
 def test_bad_options_are_refused_before_anything_starts(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli_page, "open_page", lambda *_, **__: pytest.fail("a browser was started"))
-    monkeypatch.setattr(cli_page.console, "width", 200, raising=False)
     arguments, words = REFUSED[name]
-    assert exit_code(monkeypatch, "run", *arguments) == 2
-    assert words in capsys.readouterr().err
+    assert words in refusal(monkeypatch, capsys, "run", *arguments)
 
 
 @pytest.mark.parametrize(("error", "code"), [(SetupError("no browser"), 2), (RunError("lost", "DeviceLost"), 1)])
@@ -139,7 +163,7 @@ class FakePage:
         self.records = list(records)
         self.scenarios: list[Scenario] = []
 
-    def run(self, scenario: Scenario, on_text: Any, on_phase: Any) -> dict[str, Any]:
+    def run(self, scenario: Scenario, on_text: Any = str, on_phase: Any = str) -> dict[str, Any]:
         self.scenarios.append(scenario)
         on_phase("[decoding]")
         on_text("Par")
@@ -287,7 +311,7 @@ def test_a_browser_whose_gpu_is_timed_has_a_fine_clock(
     (tmp_path / "manifest.json").write_text('{"files": {}, "models": []}')
     given: list[list[str]] = []
 
-    def opened(profile: Profile, flags: list[str], **_: object) -> Any:
+    def opened(profile: AdapterProfile, flags: list[str], **_: object) -> Any:
         given.append(flags)
         raise SetupError("enough")
 
@@ -427,28 +451,28 @@ def found(vendor: str = "google", architecture: str = "swiftshader", wrong: int 
 NONE_YET = {"problem": "requestAdapter() found no adapter", "retry": True}
 
 
-def assert_adapter(profile: Profile, *answers: dict[str, Any], patience_s: float = 20) -> adapter.Adapter:
+def assert_adapter(profile: AdapterProfile, *answers: dict[str, Any], patience_s: float = 20) -> adapter.Adapter:
     page: Any = Probe(*answers)
     return adapter.assert_adapter(page, profile, patience_s=patience_s, sleep=lambda _: None)
 
 
 def test_an_adapter_that_is_late_is_waited_for() -> None:
-    assert assert_adapter(Profile.SOFTWARE, NONE_YET, NONE_YET, found()).is_software
-    hardware = assert_adapter(Profile.HARDWARE, NONE_YET, found(), found("nvidia", "hopper"))
+    assert assert_adapter(AdapterProfile.SOFTWARE, NONE_YET, NONE_YET, found()).is_software
+    hardware = assert_adapter(AdapterProfile.HARDWARE, NONE_YET, found(), found("nvidia", "hopper"))
     assert not hardware.is_software
     assert str(hardware) == "nvidia hopper (hardware)"
 
 
 def test_the_hardware_profile_refuses_a_software_adapter() -> None:
     with pytest.raises(SetupError, match=r"hardware profile got google swiftshader.*VK_DRIVER_FILES"):
-        assert_adapter(Profile.HARDWARE, found(), patience_s=0)
+        assert_adapter(AdapterProfile.HARDWARE, found(), patience_s=0)
 
 
 def test_an_adapter_that_computes_wrongly_is_refused() -> None:
     with pytest.raises(SetupError, match="3 of 256 values"):
-        assert_adapter(Profile.HARDWARE, found("nvidia", "hopper", wrong=3))
+        assert_adapter(AdapterProfile.HARDWARE, found("nvidia", "hopper", wrong=3))
 
 
 def test_no_webgpu_is_not_waited_for() -> None:
     with pytest.raises(SetupError, match=r"no navigator\.gpu"):
-        assert_adapter(Profile.SOFTWARE, {"problem": "this browser has no navigator.gpu"})
+        assert_adapter(AdapterProfile.SOFTWARE, {"problem": "this browser has no navigator.gpu"})

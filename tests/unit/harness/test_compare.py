@@ -9,17 +9,21 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from harness import SetupError
 from harness.arms import compare
-from harness.arms.compare import Arm, ArmRun, Plan
+from harness.arms.compare import Comparison
+from harness.arms.figures import figures
+from harness.arms.schedule import Arm
 from harness.cli import app as cli
-from harness.cli import page as cli_page
 from harness.page.scenario import Kv, Scenario
 from tests.support.run_records import make_record
-from tests.unit.harness.test_cli import FakePage, exit_code
+from tests.unit.harness.test_cli import FakePage, exit_code, refusal
 
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
 THREE_ARMS = compare.parse_arms("adaptive,bucket:era=A,static")
+
+
+def plan_of(arms: tuple[Arm[Any], ...] = THREE_ARMS, *starts: int, tokens: int = 5, rounds: int = 2) -> Comparison:
+    return Comparison(arms=arms, starts=starts, steps=tokens, rounds=rounds, base=Scenario(workload="kv64"))
 
 
 def record_of(arm: str, times: list[float]) -> dict[str, Any]:
@@ -30,35 +34,30 @@ def record_of(arm: str, times: list[float]) -> dict[str, Any]:
 
 def test_arms_are_policies_with_options_or_the_control() -> None:
     assert list(THREE_ARMS) == [
-        Arm("adaptive", Kv.GROW, "adaptive"),
-        Arm("bucket:era=A", Kv.GROW, "bucket", {"era": "A"}),
-        Arm("static", Kv.STATIC, "adaptive"),
+        Arm("adaptive", {"kv": Kv.GROW, "policy": "adaptive", "policy_options": {}}),
+        Arm("bucket:era=A", {"kv": Kv.GROW, "policy": "bucket", "policy_options": {"era": "A"}}),
+        Arm("static", {"kv": Kv.STATIC, "policy": "adaptive", "policy_options": {}}),
     ]
-    (arm,) = compare.parse_arms(" adaptive:window=4;stagger=false ")
-    assert arm.options == {"window": "4", "stagger": "false"}
-    with pytest.raises(SetupError, match="name=value"):
-        compare.parse_arms("adaptive:window")
-
-
-def test_the_order_rotates() -> None:
-    plan = Plan("kv64", THREE_ARMS, (2036, 4084), tokens=8, rounds=3)
-    order = [(turn, start, arm.name[0]) for turn, start, arm in plan.schedule()]
-    assert [letter for _, start, letter in order if start == 2036] == list("absbsasab")
-    assert [turn for turn, _, _ in order] == [0] * 6 + [1] * 6 + [2] * 6
 
 
 def test_ratios_are_paired_by_round() -> None:
-    plan = Plan("kv64", compare.parse_arms("bucket,static"), (2036,), tokens=5, rounds=2)
+    plan = plan_of(compare.parse_arms("bucket,static"), 2036)
     times = {(0, "bucket"): 30, (0, "static"): 10, (1, "bucket"): 50, (1, "static"): 20}
-    runs = [ArmRun(turn, 2036, arm, record_of(arm, [900, 90, 90, ms, ms])) for (turn, arm), ms in times.items()]
-    bucket, static = compare.rows(plan, runs)
+    runs = []
+    for turn in plan:
+        ms = times[turn.round, turn.arm.name]
+        runs.append(plan.run_of(turn, record_of(turn.arm.name, [900, 90, 90, ms, ms])))
+    bucket, static = figures(plan, runs)
     assert (bucket.n, bucket.median_ms, bucket.max_ms) == (4, 40, 50)
-    assert bucket.ratios == (3.0, 2.5)
-    assert bucket.ratio == 2.75
-    assert static.ratios == (1.0, 1.0)
+    assert bucket.ratios["static"].values == (3.0, 2.5)
+    assert bucket.ratios["static"].median == 2.75
+    assert static.ratios["static"].values == (1.0, 1.0)
     assert (bucket.created_mean, bucket.created_max) == (0.5, 1)  # tokens 3 and 4 of the record: 1 and 0
     data = json.loads(json.dumps(compare.as_json(plan, runs)))
-    assert [row["arm"] for row in data["rows"]] == ["bucket", "static"]
+    assert [(row["arm"], row["ratios"], row["ratio"]) for row in data["rows"]] == [
+        ("bucket", [3.0, 2.5], 2.75),
+        ("static", [1.0, 1.0], 1.0),
+    ]
     assert len(data["runs"]) == 4
     console = Console(width=200, record=True, file=StringIO())
     console.print(compare.table(plan, runs))
@@ -68,8 +67,8 @@ def test_ratios_are_paired_by_round() -> None:
 
 
 def test_without_static_the_first_arm_is_the_control() -> None:
-    assert Plan("kv64", compare.parse_arms("bucket,adaptive"), (9,), 5, 1).control == "bucket"
-    assert Plan("kv64", THREE_ARMS, (9,), 5, 1).control == "static"
+    assert plan_of(compare.parse_arms("bucket,adaptive")).control == "bucket"
+    assert plan_of(THREE_ARMS).control == "static"
 
 
 def test_the_command_runs_every_arm_and_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +98,8 @@ def test_arms_that_computed_different_things_are_an_error(monkeypatch: pytest.Mo
         (["--arms", "adaptive,nope"], "nope"),
         (["--arms", "adaptive:colour=red"], "colour"),
         (["--arms", "bucket,bucket"], "named twice"),
+        (["--arms", " , "], "there is no arm to run"),
+        (["--arms", "adaptive:window"], "arm 'adaptive:window': 'window' is not name=value"),
         (["--tokens", "3"], "ask for 4 or more"),
         (["--workload", "kv9"], "kv64, kv16"),
     ],
@@ -106,7 +107,4 @@ def test_arms_that_computed_different_things_are_an_error(monkeypatch: pytest.Mo
 def test_bad_comparisons_are_refused_before_anything_starts(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli_page, "open_page", lambda *_: pytest.fail("a browser was started"))
-    monkeypatch.setattr(cli_page.console, "width", 200, raising=False)
-    assert exit_code(monkeypatch, "compare", *arguments) == 2
-    assert words in capsys.readouterr().err
+    assert words in refusal(monkeypatch, capsys, "compare", *arguments)

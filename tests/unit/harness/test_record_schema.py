@@ -38,7 +38,7 @@ def test_an_empty_run_and_logits_are_accepted() -> None:
 
 
 def test_the_schema_names_what_the_package_measures() -> None:
-    schema = json.loads(records.SCHEMA.read_text(encoding="utf-8"))
+    schema = json.loads(records.SCHEMA_FILE.read_text(encoding="utf-8"))
     token = schema["$defs"]["token"]
     measured = {field.name for kind in (StepTiming, StepCounters) for field in fields(kind)}
     assert set(token["required"]) == {"index", "position", "id", *measured}
