@@ -5,12 +5,13 @@ PYTHONS = python3 python3.14 python3.13 python3.12 python3.11
 NEW_ENOUGH = 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTHON ?= $(shell for p in $(PYTHONS); do $$p -c $(NEW_ENOUGH) 2>/dev/null && { echo $$p; break; }; done)
 
+JOBS = 2
 VENV = .venv
 PY = $(VENV)/bin/python
 STAMP = $(VENV)/.setup-done
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test lint format clean
+.PHONY: help setup demo serve test check unit lint format clean
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -23,8 +24,14 @@ demo: $(STAMP) ## Ask SmolLM2 a question in headless Chrome; a table, and a repo
 serve: $(STAMP) ## Serve the page on this machine: http://127.0.0.1:8000/
 	$(PY) -m harness serve $(ARGS)
 
-test: $(STAMP) ## Run every test; choose some with ARGS="-k pool"
-	$(PY) -m pytest $(ARGS)
+test: $(STAMP) ## Run every test in two processes (JOBS=2); choose some with ARGS="-k pool"
+	$(PY) -m pytest -n $(JOBS) $(ARGS)
+
+check: $(STAMP) ## Check style and types, and run the unit tests: before every commit
+	@$(MAKE) -j 2 --no-print-directory lint unit
+
+unit: $(STAMP)
+	$(PY) -m pytest -q tests/unit
 
 lint: $(STAMP) ## Check style and types
 	$(VENV)/bin/ruff check .

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from harness import SetupError
 from harness.page.browser import AdapterProfile, open_browser
@@ -15,7 +15,9 @@ from harness.site.build import Site, build_site
 from harness.site.server import SiteServer
 from tests.support.paths import DATA
 
-BOOT_MS = 60_000
+PATIENCE_MS = 240_000
+"""How long a page may take for anything: against hanging, also on a machine that does much else."""
+expect.set_options(timeout=PATIENCE_MS)
 LAB = """<!doctype html><meta charset="utf-8"><title>lab</title><link rel="icon" href="data:,"><script type="module">
 import { loadPyodide } from "./vendor/pyodide/pyodide.mjs";
 import { makeTokenizer } from "./tokenizer.js";
@@ -78,7 +80,7 @@ class Lab:
 
 def open_lab(browser: Browser, url: str, packages: tuple[str, ...] = ("stepwell",)) -> Lab:
     page = browser.new_page()
-    page.set_default_timeout(BOOT_MS)
+    page.set_default_timeout(PATIENCE_MS)
     html = LAB.replace("PACKAGES", json.dumps(list(packages)))
     headers = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
     page.route("**/lab.html", lambda route: route.fulfill(body=html, content_type="text/html", headers=headers))

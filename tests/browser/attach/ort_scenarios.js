@@ -4,7 +4,7 @@ import { Arm, attach } from "./attach/arm.js";
 import { countBuffers } from "./attach/count.js";
 import { Decoder, loadRuntime } from "./attach/ort.js";
 
-const PATIENCE_MS = 4_000;
+const PATIENCE_MS = 120_000;
 
 /** Scenario `name`, in a module worker. */
 export async function inWorker({ name, options }) {

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, Route
 from harness import CACHE
 from harness.site import npm
 from harness.site.pins import NpmPin
+from tests.browser.conftest import PATIENCE_MS
 
 WLLAMA = NpmPin(
     "@wllama/wllama",
@@ -55,7 +56,7 @@ def peer_page(browser: Browser, url: str, folder: Path, query: str = "") -> Iter
 
     context.route("**/peer/**", answer)
     page = context.new_page()
-    page.set_default_timeout(180_000)
+    page.set_default_timeout(PATIENCE_MS)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: message.type == "error" and problems.append(message.text))
     try:

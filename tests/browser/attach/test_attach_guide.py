@@ -10,10 +10,11 @@ from playwright.sync_api import Browser, Page
 from stepwell.replay.simulator import served
 from stepwell.replay.traces import read_metadata, read_trace
 from stepwell.replay.what_if import survey
+from tests.browser.conftest import PATIENCE_MS
 from tests.browser.page.stub_page import fulfil
 from tests.support.paths import ROOT
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.browser
 
 GUIDE = ROOT / "docs" / "attach.md"
 RUNTIME = "/vendor/onnxruntime-web/ort.webgpu.bundle.min.mjs"
@@ -73,7 +74,7 @@ def block(heading: str, index: int) -> str:
 
 def open_with(browser: Browser, url: str, body: str) -> Page:
     page = browser.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(PATIENCE_MS)
     html = f"""<!doctype html><meta charset="utf-8"><title>guide</title><link rel="icon" href="data:,">
 <script type="importmap">{json.dumps({"imports": IMPORTS})}</script>
 {body}"""

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser
 from stepwell.memory.buffer import Role
 from stepwell.replay.traces import ACQUIRE, RUN, read_trace
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.browser
 
 MIB = 1 << 20
 SCENARIOS = (Path(__file__).parent / "ort_scenarios.js").read_text(encoding="utf-8")

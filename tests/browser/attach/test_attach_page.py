@@ -9,9 +9,10 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from stepwell.replay.traces import ACQUIRE, RUN, read_metadata, read_trace
+from tests.browser.conftest import PATIENCE_MS
 from tests.browser.page.stub_page import HEADERS, audit, stub_script
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.browser
 SIZES = "model=kv16&start=2050&steps=7&rounds=1"
 
 
@@ -24,7 +25,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 def open_example(context: BrowserContext, url: str, query: str = SIZES, **opened: Any) -> Page:
     page = context.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(PATIENCE_MS)
     page.on("pageerror", lambda error: print(f"page error: {error}"))
     page.goto(f"{url}attach.html?{query}")
     return page
@@ -32,7 +33,7 @@ def open_example(context: BrowserContext, url: str, query: str = SIZES, **opened
 
 def state(page: Page, name: str) -> None:
     reached = "name => [name, 'error'].includes(document.documentElement.dataset.state)"
-    page.wait_for_function(reached, arg=name, timeout=90_000)
+    page.wait_for_function(reached, arg=name)
     assert page.evaluate("document.documentElement.dataset.state") == name, page.evaluate("example.error")
 
 
@@ -78,7 +79,7 @@ def test_off_on_and_static_side_by_side(context: BrowserContext, server_url: str
     with context.expect_page() as opened:
         page.click("#open-what-if")
     other = opened.value
-    expect(other.locator("#what-if .finding")).to_be_visible(timeout=60_000)
+    expect(other.locator("#what-if .finding")).to_be_visible()
     assert "onnxruntime-web-kv16.trace: 7,168 tokens" in other.inner_text("#what-if")
     expect(other.locator("#what-if pre")).to_have_text('stepwell.attach({policy: "adaptive"})')
 

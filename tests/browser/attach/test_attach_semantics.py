@@ -8,9 +8,10 @@ import pytest
 from playwright.sync_api import Browser, Page, Route
 
 from stepwell.attach.bundle import script
+from tests.browser.conftest import PATIENCE_MS
 from tests.support.paths import ROOT
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.browser
 TESTS = ROOT / "tests"
 URL = "http://localhost:9/"  # nobody listens there: routes answer
 HTML = """<!doctype html><title>cases</title>
@@ -31,7 +32,7 @@ def answer(route: Route) -> None:
 @pytest.fixture(scope="module")
 def page(browser: Browser) -> Iterator[Page]:
     page = browser.new_page()
-    page.set_default_timeout(200_000)
+    page.set_default_timeout(PATIENCE_MS)
     page.on("pageerror", lambda error: pytest.fail(f"page error: {error}"))
     page.route(f"{URL}**", answer)
     page.goto(f"{URL}cases.html")

@@ -20,7 +20,7 @@ from stepwell.weights.gguf import read_gguf
 from tests.browser.conftest import Lab, encode
 from tests.support.tiny_llama import reference_llama, write_tiny_llama
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.browser
 
 LAYERS = 2
 LAUNCHES = 9 * LAYERS + 4
@@ -381,7 +381,7 @@ def test_calls_to_js_per_token(thirty_layers: Lab) -> None:
     """Three calls per replayed token: replay, the start of its read, and the page's message; numbers and text only.
 
     The fourth is the event loop's, when the read wakes the task that waits for it.  What the page is told of the pool
-    comes at most once per frame, not per token.
+    comes at most once per frame, not per token (tests/unit/page/test_outbox.py).
     """
     ask(thirty_layers, tokens=60)
     calls, record, _ = ask(thirty_layers, spy=True, tokens=60)
@@ -391,7 +391,6 @@ def test_calls_to_js_per_token(thirty_layers: Lab) -> None:
     assert len(record["tokens"]) == 60 <= len(starts)  # one more if the text has a tail
     steady = range(16, 56)  # when the pool has settled; the last replay is issued ahead of the last token
     assert [record["tokens"][i]["replayed"] for i in steady] == [1] * len(steady)
-    pool = 0
     for i in steady:
         made = calls[starts[i] : starts[i + 1]]
         of_loop = [call for call in made if call[0] == "webloop.py"]
@@ -402,17 +401,19 @@ def test_calls_to_js_per_token(thirty_layers: Lab) -> None:
         ]  # fmt: skip
         assert [(file, kind) for file, _, callee, kind, _ in own if not callee] == [("outbox.py", "str")]
         assert len(of_loop) <= 1
-        pool += len(of_pool)
-    assert pool <= sum(record["tokens"][i]["ms"] for i in steady) / 16 + 1
+        assert len(of_pool) <= 1
     crossed = thirty_layers.js("globalThis.crossed")
     kinds = {tuple(entry) for entry in crossed if entry[0] in ("replay", "readBuffer")}
     assert kinds == {("replay", *["number"] * 6), ("readBuffer", *["number"] * 4)}
 
 
 def test_time_to_encode_a_token(thirty_layers: Lab) -> None:
-    """Python and JS from the token before to the submitted step, 274 launches: printed; the bound is a generous one."""
+    """Python and JS from the token before to the submitted step, 274 launches: printed.
+
+    A time is the machine's; what is done for a token is counted, here and in tests/simulation/decode/test_step_cost.py.
+    """
     ask(thirty_layers)
-    medians, shown = {}, {}
+    shown = {}
     for name, launch in {
         "replay": {},
         "live": {"replay": False},
@@ -424,11 +425,10 @@ def test_time_to_encode_a_token(thirty_layers: Lab) -> None:
         assert len(tokens) >= 30
         assert {token["launches"] for token in tokens} == {274}
         times = [token["encode_ms"] for token in tokens]
-        medians[name] = median(times)
-        shown[name] = f"{medians[name]:.3f} ({min(times):.3f})"
+        shown[name] = f"{median(times):.3f} ({min(times):.3f})"
+        made = {token["bind_groups_created"] + token["uploads"] for token in tokens}
+        assert made == ({2 * 274} if name == "nothing on" else {0}), name
     print("encode_ms per token, median (and least):", shown)
-    assert medians["replay"] < 5
-    assert medians["replay"] < medians["live"] < medians["nothing on"]
 
 
 def test_a_read_that_is_waited_for_when_its_device_closes(lab: Lab) -> None:
@@ -455,15 +455,13 @@ async def main(args):
 
 
 def test_gpu_time_and_trace(thirty_layers: Lab) -> None:
-    """Every token has its GPU time when it is asked for, within its own; the trace's spans lie in the run's time."""
+    """Every token has its GPU time when it is asked for: that of its passes, each a span of the trace."""
     _, record, messages = ask(thirty_layers, tokens=12)
     assert {token["gpu_ms"] for token in record["tokens"]} == {None}
     assert [message for message in messages if message["type"] == "trace"] == []
     _, timed, messages = ask(thirty_layers, tokens=12, gpu_time=True, trace=True)
     assert timed["token_ids"] == record["token_ids"]
     assert all(token["gpu_ms"] > 0 for token in timed["tokens"])
-    total_ms = sum(token["ms"] for token in timed["tokens"])
-    assert sum(token["gpu_ms"] for token in timed["tokens"]) <= total_ms
     (trace,) = [json.loads(message["text"]) for message in messages if message["type"] == "trace"]
     tracks = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
     assert set(tracks.values()) == {"python", "js", "gpu"}
@@ -476,8 +474,7 @@ def test_gpu_time_and_trace(thirty_layers: Lab) -> None:
     assert min(span["ts"] for span in spans) == 0
     for track, found in by_track.items():
         assert all(span["dur"] >= 0 for span in found)
-        assert sum(span["dur"] for span in found) > 0
-        assert max(span["ts"] + span["dur"] for span in found) <= 1000 * total_ms + 5000, track
+        assert sum(span["dur"] for span in found) > 0, track
     passes = sum(token["passes"] for token in timed["tokens"])
     assert len(by_track["gpu"]) == passes
     assert all(span["dur"] > 0 for span in by_track["gpu"])

@@ -115,7 +115,7 @@ def test_a_page_tunes_keeps_and_the_next_uses_it(
     expected = oracle["short"]
     scenario = Scenario(expected["prompt"], raw=True, tokens=8, eos="ban", tune_ms=4000)
     ids = expected["ban_eog"]["ids"][:8]
-    with PageRunner(browser, server_url, AdapterProfile.SOFTWARE, timeout_s=240) as runner:
+    with PageRunner(browser, server_url, AdapterProfile.SOFTWARE) as runner:
         record = runner.run(scenario)
         kept = runner.tuning()
         outcome = runner.tuned()["outcome"]
@@ -128,9 +128,7 @@ def test_a_page_tunes_keeps_and_the_next_uses_it(
 
     plain = Scenario(expected["prompt"], raw=True, tokens=8, eos="ban", top_logits=8)
     without = Scenario(expected["prompt"], raw=True, tokens=8, eos="ban", launch={"tuned": "false"})
-    with PageRunner(
-        browser, server_url, AdapterProfile.SOFTWARE, timeout_s=240, tuning=other_choices(kept, record)
-    ) as runner:
+    with PageRunner(browser, server_url, AdapterProfile.SOFTWARE, tuning=other_choices(kept, record)) as runner:
         used, unused = runner.run(plain), runner.run(without)
         assert runner.tuned()["notices"] == []
     assert sorted((row["after"], row["per"]) for row in used["launch"]["tuned"]) == [

@@ -13,7 +13,7 @@ from stepwell.launch.options import VARIANTS_PER_NODE
 from tests.browser.conftest import Lab, encode
 from tests.support.tiny_llama import write_tiny_llama
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.browser
 
 LENGTHS = random.Random(7).sample([1 + round(30.4 * i) for i in range(24)], 24)  # of 1, 31, 62, … 700
 TOKENS = 4

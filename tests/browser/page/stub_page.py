@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.browser.conftest import PATIENCE_MS
+
 HERE = Path(__file__).parent
 HEADERS = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 MODEL = {"id": "smollm2", "name": "SmolLM2", "file": "models/m.gguf", "bytes": 98 << 20, "sha256": "ab" * 32}
@@ -39,7 +41,7 @@ class Opened:
         opened = self._browser.new_context(**context)
         self._contexts.append(opened)
         page = opened.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("console", lambda message: message.type == "error" and self.problems.append(message.text))
         page.on("request", lambda request: self.requests.append(request.url))
@@ -78,7 +80,7 @@ def open_page(browser: Browser, server_url: str) -> Iterator[Opened]:
 
 
 def state(page: Page, name: str) -> None:
-    expect(page.locator("html")).to_have_attribute("data-state", name, timeout=15_000)
+    expect(page.locator("html")).to_have_attribute("data-state", name)
 
 
 def run(page: Page, **controls: str) -> None:

@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 from harness.site.build import Site
 from tests.browser.page.stub_page import Opened, fulfil, open_page, run, sent, state, stub_script, table_rows
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.browser
 __all__ = ["open_page"]  # the fixture
 
 

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.page.stub_page import Opened, open_page, run, sent, settle, state, table_rows
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.browser
 __all__ = ["open_page"]  # the fixture
 
 MAIN = {"shared_pass": False, "bind_group_cache": False, "replay": False, "params": "uniform_pool", "readback_depth": 0}

@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.page.stub_page import Opened, open_page, run, sent, settle, state, table_rows
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.browser
 __all__ = ["open_page"]  # the fixture
 
 

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from harness.page import record as records
 from tests.browser.page.stub_page import HERE, MODEL, Opened, open_page, run, sent, settle, state, table_rows
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.browser
 __all__ = ["open_page"]  # the fixture
 
 DOCS = HERE.parent.parent / "docs" / "architecture.md"

@@ -10,9 +10,10 @@ from playwright.sync_api import Page, expect
 
 from stepwell.replay.traces import write_trace
 from stepwell.replay.workloads import workload_events
+from tests.browser.conftest import PATIENCE_MS
 from tests.browser.page.stub_page import Opened, audit, open_page, run, sent, state, table_rows
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.browser
 __all__ = ["open_page"]  # the fixture
 
 TRACE = b"stepwell-trace 1 {}\nb 1\n. 1\n"
@@ -138,17 +139,17 @@ def test_own_runs_are_recorded_replayed_and_kept(open_page: Opened) -> None:
 
 def test_python_replays_a_run_of_this_page(open_page: Opened, tmp_path: Path) -> None:
     page = open_page("?model=kv16&start=2040&tokens=12&policy=bucket&kv=grow&pool_trace=1", stub=False)
-    page.set_default_timeout(60_000)
-    expect(page.locator("html")).to_have_attribute("data-state", "ready", timeout=60_000)
+    page.set_default_timeout(PATIENCE_MS)
+    expect(page.locator("html")).to_have_attribute("data-state", "ready")
     page.click("#run")
-    expect(page.locator("html")).to_have_attribute("data-state", "done", timeout=60_000)
+    expect(page.locator("html")).to_have_attribute("data-state", "done")
     write_trace(tmp_path / "long.trace.gz", workload_events("kv64", 2000, 2200))
     page.set_input_files("#trace-file", tmp_path / "long.trace.gz")
     page.click("#what-if-stop")
     state(page, "done")
     assert page.evaluate("stepwell.verdict") is None
     page.click("#what-if-recorded")
-    expect(page.locator("#what-if .finding")).to_be_visible(timeout=60_000)
+    expect(page.locator("#what-if .finding")).to_be_visible()
     verdict = page.evaluate("stepwell.verdict")
     assert (verdict["baseline"]["label"], verdict["runs"], verdict["unit"]) == ("bucket", 12, "token")
     created = page.evaluate("stepwell.page.record.tokens.map(token => token.buffers_created)")

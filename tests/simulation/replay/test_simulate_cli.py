@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,13 +117,19 @@ def test_a_damaged_trace_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pyt
     assert second.startswith("error: --from and --to cut workloads")
 
 
-def test_bench(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The fastest of the rounds, less the loop, per pair: 3 s with the policy, 8 with the pool, 1 without either."""
+    spent = (1, 2, 4, 3, 8, 9)  # two rounds of each
+    clock = chain.from_iterable((100.0, 100.0 + seconds) for seconds in spent)
+    monkeypatch.setattr("stepwell.replay.bench.time", SimpleNamespace(process_time=lambda: next(clock)))
     assert main(["bench", "--workload", "kv16", "--to", "1030", "--policy", "bucket", "--rounds", "2"]) == 0
     header, row = capsys.readouterr().out.splitlines()
     assert "us per pair" in header
     name, policy_us, pool_us = row.replace(",", "").split()
     assert name == "bucket"
-    assert 0 < float(policy_us) < float(pool_us) < 1000
+    assert next(clock, None) is None
+    pairs = 16 + 6 * (32 * 6 + 16)  # the past of 1,024 positions; six steps of 32 layers, a quarter with K and V
+    assert (float(policy_us), float(pool_us)) == pytest.approx((2e6 / pairs, 7e6 / pairs), abs=0.005)
 
 
 def test_as_a_program_with_worker_processes() -> None:

@@ -42,7 +42,7 @@ def server(root: Path) -> Iterator[SiteServer]:
 def ask(
     server: SiteServer, path: str, method: str = "GET", **headers: str
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
@@ -189,7 +189,7 @@ def test_if_range(server: SiteServer) -> None:
 
 
 def test_one_connection_serves_many_requests(server: SiteServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     bodies = []
     for path in ("/a.js", "/missing", "/model.gguf", "/a.css"):
         connection.request("GET", path)

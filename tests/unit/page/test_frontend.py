@@ -13,7 +13,6 @@ from harness.page import record as records
 from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.kv_pattern import KVPattern
 from stepwell.errors import BadRequest
-from stepwell.gpu.clock import now_ms
 from stepwell.gpu.device import Device
 from stepwell.gpu.fake_device import FakeDevice
 from stepwell.gpu.source import FileSource
@@ -112,8 +111,7 @@ def test_the_pool_explains_itself_at_the_end(page: Page) -> None:
 
 
 def test_the_pool_is_told_at_most_once_per_frame(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.page.outbox._FRAME_MS", 1e9)
-    page.frontend._outbox._last_pool = now_ms()
+    monkeypatch.setattr("stepwell.page.outbox.now_ms", lambda: 0.0)  # no frame ever passes
     page.run(WORKLOAD)
     assert len(page.of("pool")) == 1  # the last
 
