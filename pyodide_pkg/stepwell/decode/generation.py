@@ -4,9 +4,9 @@ import hashlib
 from array import array
 from dataclasses import dataclass, field
 
-from stepwell.decode.flight import Flight, Want
+from stepwell.decode.flight import Flight, Issued, Readback
 from stepwell.decode.sampling import Draws, Sampling, choose, top_logits
-from stepwell.decode.timing import NOTHING, Cost, StepCounters, StepTiming, TokenEvent
+from stepwell.decode.timing import NO_COST, Cost, Meter, StepTiming, TokenEvent
 from stepwell.errors import BadRequest
 from stepwell.gpu.clock import now_ms
 
@@ -40,43 +40,57 @@ class Generation:
             raise BadRequest(f"top_logits is {self.top_logits}; it must be 0 to 1,000.")
 
     @property
-    def want(self) -> Want:
+    def readback(self) -> Readback:
         """The choice stays on the GPU, where the next embedding reads it, unless the host is to see the logits."""
         on_gpu = not self.top_logits
         cuts = self.sampling.cuts if on_gpu and not self.sampling.greedy else None
-        return Want(on_gpu, tuple(sorted(self.eog_ids)) if self.ban_eos else (), self.digest, cuts)
+        return Readback(on_gpu, tuple(sorted(self.eog_ids)) if self.ban_eos else (), self.digest, cuts)
 
     @property
     def settings(self) -> bytes:
         """What the GPU samples by; nothing where it does not."""
-        return self.sampling.settings if self.want.cuts is not None else b""
+        return self.sampling.settings if self.readback.cuts is not None else b""
 
 
 class Run:
-    """One generation under way: what its tokens are drawn with, and what the one that is awaited has taken so far."""
+    """One generation under way: what its tokens are drawn with, and what the one that is awaited has cost so far.
 
-    def __init__(self, generation: Generation, depth: int, start_ms: float) -> None:
-        self.generation, self.want, self.depth = generation, generation.want, depth
+    This is where a token's times and counts are summed: those of issuing its step, which came with the flight, and what
+    the session did while the token was awaited, which ``meter`` has.
+    """
+
+    def __init__(self, generation: Generation, depth: int, meter: Meter) -> None:
+        """``depth`` steps may run ahead of the awaited token.  The first token's time begins now."""
+        self.generation, self.readback, self.depth = generation, generation.readback, depth
         self.draws = Draws(generation.sampling)
-        self.encode_ms = self.wait_ms = 0.0
-        self.cost: Cost = NOTHING  # of the token that is awaited
-        self._last_ms = start_ms
+        self._meter = meter
+        self._encode_ms = self._wait_ms = 0.0
+        self._cost: Cost = NO_COST
+        self._last_ms = now_ms()
 
     def spend(self, flight: Flight, wait_ms: float) -> None:
-        """Account for a step that is over: the token that is awaited took it."""
-        self.cost = self.cost.plus(flight.cost)
-        self.encode_ms += flight.encode_ms
-        self.wait_ms += wait_ms
+        """Account for a step that is over after ``wait_ms``: the token that is awaited took it."""
+        self._cost = self._cost.plus(flight.cost)
+        self._encode_ms += flight.encode_ms
+        self._wait_ms += wait_ms
 
-    def event(self, index: int, position: int, data: bytes, counters: StepCounters | None) -> TokenEvent:
-        """Token ``index``, of what its step brought back: chosen here unless the GPU did.  The next one begins."""
-        generation = self.generation
-        token, logits = self.want.split(data)
+    def event(
+        self, index: int, position: int, data: bytes, issued: Issued, kv_class_bytes: int, gpu_ms: float | None
+    ) -> TokenEvent:
+        """Token ``index``, out of the ``data`` that its step brought back.
+
+        The GPU chose it, or it is chosen here.  The next token begins.
+        """
+        generation, counters = self.generation, None
+        if generation.measure:
+            cost = self._cost.plus(self._meter.take())
+            counters = self._meter.counters(cost, kv_class_bytes, issued.refused, gpu_ms)
+        token, logits = self.readback.split(data)
         best: list[tuple[int, float]] = []
         if token is None:
             values = array("f", logits)
             best = top_logits(values, generation.top_logits)
-            token = choose(values, generation.sampling, self.draws[index], self.want.ban)
+            token = choose(values, generation.sampling, self.draws[index], self.readback.ban)
         digest = hashlib.sha256(logits).hexdigest()[:_DIGEST_DIGITS] if generation.digest else ""
         ends = token in generation.eog_ids and not generation.ignore_eos
         return TokenEvent(index, position, token, self._lap(), counters, ends, tuple(best), digest)
@@ -84,8 +98,8 @@ class Run:
     def _lap(self) -> StepTiming:
         """The time since the token before, which is now over."""
         now = now_ms()
-        timing = StepTiming(now - self._last_ms, self.encode_ms, self.wait_ms)
+        timing = StepTiming(now - self._last_ms, self._encode_ms, self._wait_ms)
         self._last_ms = now
-        self.encode_ms = self.wait_ms = 0.0
-        self.cost = NOTHING
+        self._encode_ms = self._wait_ms = 0.0
+        self._cost = NO_COST
         return timing

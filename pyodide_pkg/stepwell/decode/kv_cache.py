@@ -41,19 +41,19 @@ class KVCache(Protocol):
     def fits(self, rows: int) -> int:
         """How many of ``rows`` more positions one step can have."""
 
-    def extend(self, rows: int, reach: int = 0) -> Sequence[LayerKV]:
+    def extend(self, rows: int, prompt_end: int = 0) -> Sequence[LayerKV]:
         """Room for ``rows`` more positions, and each layer's K and V.  Raises ContextFull.
 
-        ``reach`` is where the prompt ends that the step is part of: room that will be needed anyhow.
+        ``prompt_end`` is where the prompt ends that the step is part of: room that will be needed anyhow.
         """
 
-    def previews(self, reach: int, end: int, buffer: Buffer) -> Iterator[Sequence[LayerKV]]:
+    def previews(self, prompt_end: int, end: int, buffer: Buffer) -> Iterator[Sequence[LayerKV]]:
         """What ``extend`` would give, but with ``buffer`` in every place, and nothing is acquired.
 
-        First in the steps of a prompt up to ``reach``; then as far as others need other kernels, up to ``end``.
+        First in the steps of a prompt up to ``prompt_end``; then as far as others need other kernels, up to ``end``.
         """
 
-    def carry(self, rec: Recorder) -> None:
+    def record_copies(self, rec: Recorder) -> None:
         """Record what brings the past into the tensors of the last ``extend``."""
 
     def commit(self) -> None:
@@ -102,7 +102,7 @@ class Tensors(Positions):
     def fits(self, rows: int) -> int:
         return rows
 
-    def previews(self, reach: int, end: int, buffer: Buffer) -> Iterator[Sequence[LayerKV]]:
+    def previews(self, prompt_end: int, end: int, buffer: Buffer) -> Iterator[Sequence[LayerKV]]:
         yield [KVTensors(buffer, buffer, self._half)] * self._layers
 
     def _acquire(self, positions: int, first_site: int = 0) -> list[KVTensors]:
@@ -123,7 +123,7 @@ class Tensors(Positions):
         """K and V of every layer, out of all tensors in order."""
         return [KVTensors(k, v, self._half) for k, v in zip(tensors[::2], tensors[1::2], strict=True)]
 
-    def _carry(self, rec: Recorder, past: list[KVTensors], present: list[KVTensors]) -> None:
+    def _record_copies(self, rec: Recorder, past: list[KVTensors], present: list[KVTensors]) -> None:
         """Copy the filled positions into the larger tensors."""
         for old, new in zip(past, present, strict=False):  # there is no past in the first step
             for source, target in zip(old.buffers, new.buffers, strict=True):
@@ -156,7 +156,7 @@ class GrowKV(Tensors):
         last_two = self._sets[-2], self._sets[-1]
         return tuple([buffer.id for pairs in last_two for pair in pairs for buffer in pair.buffers])
 
-    def extend(self, rows: int, reach: int = 0) -> list[KVTensors]:
+    def extend(self, rows: int, prompt_end: int = 0) -> list[KVTensors]:
         self._check_room(rows)
         if self._past:
             # one for one, the oldest: so the sets take turns whether or not others are in flight when a step begins,
@@ -166,8 +166,8 @@ class GrowKV(Tensors):
         self._rows.append(rows)
         return self._sets[-1]
 
-    def carry(self, rec: Recorder) -> None:
-        self._carry(rec, self._sets[-2], self._sets[-1])
+    def record_copies(self, rec: Recorder) -> None:
+        self._record_copies(rec, self._sets[-2], self._sets[-1])
 
     def commit(self) -> None:
         self.length += self._rows.popleft()
@@ -216,7 +216,7 @@ class DonateKV(Tensors):
         moved = [past.id for _, past in self._moved[-1]] if self._moved else []
         return (*[tensor.id for tensor in self._tensors], *moved)
 
-    def extend(self, rows: int, reach: int = 0) -> list[KVTensors]:
+    def extend(self, rows: int, prompt_end: int = 0) -> list[KVTensors]:
         self._check_room(rows)
         needed = self.end + rows
         if not self._tensors:
@@ -234,7 +234,7 @@ class DonateKV(Tensors):
         self._rows.append(rows)
         return self._pairs(self._tensors)
 
-    def carry(self, rec: Recorder) -> None:
+    def record_copies(self, rec: Recorder) -> None:
         for tensor, past in self._moved[-1]:
             rec.copy_past(past, self._tensors[tensor], self._width_bytes)
 
@@ -296,12 +296,12 @@ class StaticKV(Tensors):
     def class_bytes(self) -> int:
         return self._tensors[0].k.size
 
-    def extend(self, rows: int, reach: int = 0) -> list[KVTensors]:
+    def extend(self, rows: int, prompt_end: int = 0) -> list[KVTensors]:
         self._check_room(rows)
         self._rows.append(rows)
         return self._tensors
 
-    def carry(self, rec: Recorder) -> None:
+    def record_copies(self, rec: Recorder) -> None:
         """The past is where it is."""
 
     def commit(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from struct import unpack
 
+from stepwell.decode.flight import Issued
 from stepwell.decode.kv_cache import DonateKV, GrowKV, Tensors
 from stepwell.decode.timing import Meter, StepTiming, TokenEvent
 from stepwell.errors import BadRequest, DeviceError
@@ -75,13 +76,13 @@ class TwinKV(Tensors):
     def key(self) -> tuple[int, ...]:
         return (self._present[0].k.id,)
 
-    def extend(self, rows: int, reach: int = 0) -> list[KVTensors]:
+    def extend(self, rows: int, prompt_end: int = 0) -> list[KVTensors]:
         self._check_room(rows)
         self._rows.append(rows)
         return self._present
 
-    def carry(self, rec: Recorder) -> None:
-        self._carry(rec, self._past, self._present)
+    def record_copies(self, rec: Recorder) -> None:
+        self._record_copies(rec, self._past, self._present)
 
     def commit(self) -> None:
         self._past, self._present = self._present, self._past
@@ -155,7 +156,7 @@ class KVPattern:
         start = now_ms()
         submitted, done, results = await retrying(self._pool, lambda: self._attempt(rows))
         timing = StepTiming(now_ms() - start, submitted - start, done - submitted)
-        counters = self._meter.counters(self._meter.take(), self._cache.class_bytes, "workload")
+        counters = self._meter.counters(self._meter.take(), self._cache.class_bytes, Issued.WORKLOAD.refused, None)
         return TokenEvent(index, self._cache.length, sum(results) & _MASK, timing, counters, ends=False)
 
     async def _attempt(self, rows: int) -> tuple[float, float, Sequence[int]]:
@@ -182,7 +183,7 @@ class KVPattern:
             for site, slot in enumerate(self._slots):
                 rec.write(slot, 0, (_salt(site), 0))
         pairs = self._cache.extend(rows)
-        self._cache.carry(rec)
+        self._cache.record_copies(rec)
         kernels.seed(rec, self._chain)
         for layer, pair in enumerate(pairs):
             scope = Scope(self._pool)

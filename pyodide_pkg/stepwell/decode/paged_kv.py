@@ -63,12 +63,12 @@ class PagedKV(Positions):
         begin = self.end
         return next((min(rows, slab.end - begin) for slab in self._slabs if begin < slab.end), rows)
 
-    def extend(self, rows: int, reach: int = 0) -> Sequence[LayerKV]:
+    def extend(self, rows: int, prompt_end: int = 0) -> Sequence[LayerKV]:
         self._check_room(rows)
         begin = self.end
         self._added.append(0)
         try:
-            for positions in self._missing(self._room, begin + rows, reach):
+            for positions in self._missing(self._room, begin + rows, prompt_end):
                 self._add(positions)
                 self._added[-1] += 1
             self._describe()
@@ -83,9 +83,9 @@ class PagedKV(Positions):
             self._views = (self.key, [KVSlabs(table, slabs, self._last) for slabs in buffers])
         return self._views[1]
 
-    def previews(self, reach: int, end: int, buffer: Buffer) -> Iterator[Sequence[LayerKV]]:
-        now, reach, end = self._spans(), min(reach, self._capacity), min(end, self._capacity)
-        grown = self._grown(now, reach)
+    def previews(self, prompt_end: int, end: int, buffer: Buffer) -> Iterator[Sequence[LayerKV]]:
+        now, prompt_end, end = self._spans(), min(prompt_end, self._capacity), min(end, self._capacity)
+        grown = self._grown(now, prompt_end)
         stages = [grown, now]
         while sum(grown[-1]) < end:
             grown = self._grown(grown, sum(grown[-1]) + 1)
@@ -97,7 +97,7 @@ class PagedKV(Positions):
                 seen.update(table.bound)
                 yield [KVSlabs(table, [buffer] * len(spans), len(spans) - 1)] * self._layers
 
-    def carry(self, rec: Recorder) -> None:
+    def record_copies(self, rec: Recorder) -> None:
         """The past is where it is."""
 
     def commit(self) -> None:
@@ -131,13 +131,13 @@ class PagedKV(Positions):
             room += positions
         return tuple(grown)
 
-    def _missing(self, room: int, end: int, reach: int) -> list[int]:
+    def _missing(self, room: int, end: int, prompt_end: int) -> list[int]:
         """Positions of each slab that is to be added to ``room``, so that there is room up to ``end``: several where
         the device binds no buffer that large.
         """
         if end <= room:
             return []
-        needed = max(end, min(reach, self._capacity))
+        needed = max(end, min(prompt_end, self._capacity))
         wanted = max(whole_pages(needed), reserved_positions(needed) // PAGE * PAGE)
         wanted = min(wanted, whole_pages(self._capacity)) - room
         largest = max(PAGE, self._pool.largest(Role.KV) // (2 * self._width_bytes) // PAGE * PAGE)

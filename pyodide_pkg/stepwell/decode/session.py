@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 
-from stepwell.decode.flight import Flight
+from stepwell.decode.flight import Flight, Issued, StepRequest
 from stepwell.decode.generation import Generation, Run
 from stepwell.decode.kv_modes import KV_MODES
 from stepwell.decode.preparation import uses_ahead
@@ -49,11 +49,11 @@ class DecodeSession:
         self._history: list[int] = []
         self._flights: deque[Flight] = deque()  # issued decode steps whose results are to come, oldest first
         self._current: object = None  # the generation under way; an older one may still be closed by the event loop
-        self._number = number = pool.new_session()
+        self._id = pool.new_session()
         make_cache, _ = KV_MODES[kv]
         self._cache = make_cache(pool, shape, context)
         try:
-            self._stepper = Stepper(model, launcher, self._cache, number, context)
+            self._stepper = Stepper(model, launcher, self._cache, self._id, context)
         except BaseException:
             self._cache.close()
             raise
@@ -90,7 +90,7 @@ class DecodeSession:
         self, generation: Generation, prompt_rows: int, progress: Callable[[int, int], None] | None = None
     ) -> None:
         """Compile the kernels that prefill and decode will need, so that no token's time includes it."""
-        self._stepper.configure(generation.want, self._depth(generation), generation.settings)
+        self._stepper.configure(generation.readback, self._depth(generation), generation.settings)
         uses = uses_ahead(self._stepper, self._cache, prompt_rows, generation.max_tokens)
         await self._launcher.kernels.ensure(uses, progress)
 
@@ -110,11 +110,11 @@ class DecodeSession:
         self._current = current = object()
         await self._settle()
         self._cancelled = False
-        run = Run(generation, self._depth(generation), now_ms())
-        self._stepper.configure(run.want, run.depth, generation.settings)
         meter = self._stepper.meter
+        run = Run(generation, self._depth(generation), meter)
+        self._stepper.configure(run.readback, run.depth, generation.settings)
         meter.on = generation.measure
-        meter.take()  # what was before is of no token
+        meter.take()  # what came before belongs to no token
         meter.pause()
         try:
             event = await meter.during(self._prefill(list(prompt), run, progress))
@@ -128,7 +128,7 @@ class DecodeSession:
         finally:
             if self._current is current:
                 await self._settle()
-                self._launcher.generating.pop(self._number, None)
+                self._launcher.generating.pop(self._id, None)
 
     async def rehearse(self, token: int, generation: Generation, launcher: Launcher) -> AsyncGenerator[Step, None]:
         """Issue the step of ``token``, the last one of a generation that has ended, again and again; none is committed.
@@ -138,11 +138,11 @@ class DecodeSession:
         """
         self._check([token])
         await self._settle()
-        stepper = Stepper(self._model, launcher, self._cache, self._number, self._context)
+        stepper = Stepper(self._model, launcher, self._cache, self._id, self._context)
         try:
-            stepper.configure(generation.want, 0, generation.settings)
+            stepper.configure(generation.readback, 0, generation.settings)
             while True:
-                flight = await retrying(self._pool, lambda: stepper.issue([token], 1, live=True))
+                flight = await retrying(self._pool, lambda: stepper.issue(StepRequest([token], live=True)))
                 assert flight.step is not None and flight.read is not None
                 try:
                     yield flight.step
@@ -159,7 +159,7 @@ class DecodeSession:
         if self._closed:
             return
         self._closed = True
-        self._launcher.generating.pop(self._number, None)
+        self._launcher.generating.pop(self._id, None)
         self._flights.clear()
         self._stepper.close()
         self._cache.close()
@@ -180,20 +180,20 @@ class DecodeSession:
     def _claim(self, generation: Generation) -> None:
         """Other sessions may generate at the same time, unless one is to have the GPU's time for its own."""
         under_way = self._launcher.generating
-        others = [timed for number, timed in under_way.items() if number != self._number]
+        others = [timed for session, timed in under_way.items() if session != self._id]
         if any(others) or (others and generation.gpu_time):
             raise BadRequest(
                 f"gpu_time is of all that the device does, and {len(others)} other generations are under way: let them "
                 "end first, or leave it out."
             )
-        under_way[self._number] = generation.gpu_time
+        under_way[self._id] = generation.gpu_time
 
     def _depth(self, generation: Generation) -> int:
         """How many steps to run ahead of the token that is awaited.
 
         None where the host chooses the token.  A growing cache would need one more set of tensors for each.
         """
-        if not generation.want.on_gpu or generation.gpu_time:
+        if not generation.readback.on_gpu or generation.gpu_time:
             return 0  # with gpu_time: the passes of a step in flight would count for another token
         depth = self._launcher.options.readback_depth
         if depth is None:
@@ -221,7 +221,7 @@ class DecodeSession:
                 progress(done, len(prompt))
             if self._cancelled and done < len(prompt):
                 return None
-        return await self._event(index, data, run, "prefill")
+        return await self._event(index, data, run, Issued.PREFILL)
 
     def _outgrows(self, end: int) -> bool:
         """Whether with ``end`` positions a sequence needs other frequencies of rotation than those that its cached keys
@@ -235,7 +235,8 @@ class DecodeSession:
 
         With the ``last`` of a prompt token ``index`` is chosen.
         """
-        flight = await self._stepper.issue(ids, len(ids), reach=end, last=last, live=True, draw=run.draws[index])
+        ask = StepRequest(ids, len(ids), prompt_end=end, last=last, live=True, draw=run.draws[index])
+        flight = await self._stepper.issue(ask)
         try:
             data = await self._result(flight, run)
         except BaseException:
@@ -258,11 +259,11 @@ class DecodeSession:
             self._flights.popleft()
             self._cache.commit()
             self._launcher.touch_ahead()
-            refused = flight.refused
+            issued = flight.issued
         except _FAILURES as failure:
-            data, refused = await self._once_more(before, failure, run), "retried"
+            data, issued = await self._once_more(before, failure, run), Issued.RETRIED
         self._history.append(before.id)
-        return await self._event(before.index + 1, data, run, refused)
+        return await self._event(before.index + 1, data, run, issued)
 
     async def _issue_ahead(self, before: TokenEvent, run: Run) -> None:
         flights, stepper = self._flights, self._stepper
@@ -272,9 +273,9 @@ class DecodeSession:
             if flights and (len(flights) > run.depth or stepper.wants_record):
                 return
             known = before.id if not flights else None
-            ids = None if run.want.on_gpu else [before.id]
+            ids = None if run.readback.on_gpu else [before.id]
             draw = run.draws[before.index + 1 + len(flights)]
-            flights.append(await stepper.issue(ids, 1, token=known, draw=draw))
+            flights.append(await stepper.issue(StepRequest(ids, token=known, draw=draw)))
 
     async def _once_more(self, before: TokenEvent, failure: StepwellError, run: Run) -> bytes:
         """The step of the token ``before`` after a failure of it or of a later one: alone, with the id from the host.
@@ -316,18 +317,15 @@ class DecodeSession:
         done = now_ms()
         run.spend(flight, done - waiting)
         if self._spans is not None:
-            name = "record and submit" if flight.refused else "replay"
-            self._spans.add("python", name, *flight.issued_ms, refused=flight.refused)
+            name = "replay" if flight.issued.is_replay else "record and submit"
+            self._spans.add("python", name, *flight.span_ms, refused=flight.issued.refused)
             self._spans.add("python", "wait", waiting, done)
         return data
 
-    async def _event(self, index: int, data: bytes, run: Run, refused: str | None) -> TokenEvent:
-        counters = None
-        if run.generation.measure:
-            gpu_ms = await self._gpu_ms() if run.generation.gpu_time else None
-            run.cost = run.cost.plus(self._stepper.meter.take())
-            counters = self._stepper.meter.counters(run.cost, self._cache.class_bytes, refused, gpu_ms)
-        return run.event(index, self.length, data, counters)
+    async def _event(self, index: int, data: bytes, run: Run, issued: Issued) -> TokenEvent:
+        timed = run.generation.measure and run.generation.gpu_time
+        gpu_ms = await self._gpu_ms() if timed else None
+        return run.event(index, self.length, data, issued, self._cache.class_bytes, gpu_ms)
 
     async def _gpu_ms(self) -> float:
         profile = await self._launcher.device.take_profile()

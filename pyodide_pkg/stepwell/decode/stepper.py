@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterator, Sequence
 
-from stepwell.decode.flight import LOGITS_AT, Flight, Landed, Want
+from stepwell.decode.flight import LOGITS_AT, Flight, Issued, Readback, Ready, StepRequest
 from stepwell.decode.kv_cache import KVCache
 from stepwell.decode.timing import Meter
 from stepwell.gpu.clock import now_ms
@@ -12,7 +12,7 @@ from stepwell.kernels.sampling import SETTINGS_BYTES
 from stepwell.launch.launcher import Launcher
 from stepwell.launch.plan import Plan
 from stepwell.memory.buffer import Buffer, Role
-from stepwell.memory.scope import Acquires, Scope, Steady
+from stepwell.memory.scope import Acquires, KeptScope, Scope
 from stepwell.models.llama import DecoderModel
 from stepwell.step.recorder import Recorder, Step
 
@@ -24,106 +24,91 @@ SIGHTINGS = 2
 class Stepper:
     """``depth`` steps may be in flight beside the one that is awaited; each has a staging buffer of its own."""
 
-    def __init__(self, model: DecoderModel, launcher: Launcher, cache: KVCache, number: int, reach: int) -> None:
-        """``number`` is the pool's of the session, ``reach`` the most positions it may have."""
+    def __init__(self, model: DecoderModel, launcher: Launcher, cache: KVCache, session: int, context: int) -> None:
+        """``session`` is the pool's number of it, ``context`` the most positions that it may have."""
         self._model, self._launcher, self._cache = model, launcher, cache
         self.steps = model.steps(launcher)
         self._pool = launcher.pool
-        self._number, self._reach = number, reach
+        self._session, self._context = session, context
         self.meter = Meter(launcher, self._pool.ledger)
         # decode steps have their buffers for good where plans are to find them again
-        self._steady = Steady(self._pool, launcher.kernels.workspace) if launcher.options.replay else None
+        self._steady = KeptScope(self._pool, launcher.kernels.workspace) if launcher.options.replay else None
         self._ids = self._pool.acquire(4 * launcher.tuning.prefill_rows, Role.ACTIVATION, "ids", host=True)
         self._settings: Buffer | None = None  # of sampling, once there was any
         self._ring: list[Buffer] = []
         self._turn = 0
-        self._want = Want(on_gpu=True)
+        self._readback = Readback(on_gpu=True)
         self._nbytes = 0
-        self._no_plans = ""  # why steps are no longer recorded
+        self._no_plans: Issued | None = None  # why steps are no longer recorded
         self.wants_record = False  # a plan is due, as soon as nothing is in flight
 
-    def configure(self, want: Want, depth: int, settings: bytes = b"") -> None:
-        """What the next steps bring back; ``settings`` is what they sample by.  Nothing may be in flight."""
-        self._want, self._nbytes = want, want.nbytes(self._model.config.vocab_size)
+    def configure(self, readback: Readback, depth: int, settings: bytes = b"") -> None:
+        """Choose what the next steps bring back; ``settings`` is what they sample by.  Nothing may be in flight."""
+        self._readback, self._nbytes = readback, readback.nbytes(self._model.config.vocab_size)
         if len(self._ring) != depth + 1 or self._ring[0].requested < self._nbytes:
             self._release_ring()
             for _ in range(depth + 1):
                 self._ring.append(self._pool.acquire(self._nbytes, Role.STAGING, "readback"))
-        if want.cuts is not None:
+        if readback.cuts is not None:
             if self._settings is None:
                 self._settings = self._pool.acquire(SETTINGS_BYTES, Role.ACTIVATION, "sampling settings", host=True)
             self._launcher.write(self._settings, settings)
         self.wants_record = False
 
-    def dry_runs(self, rows: int, reach: int, end: int) -> Iterator[Step]:
-        """A step of that many rows as it would be recorded, for its kernels' names; no buffer is acquired.
+    def dry_runs(self, rows: int, prompt_end: int, end: int) -> Iterator[Step]:
+        """Steps of ``rows`` tokens as they would be recorded, for the names of their kernels; nothing is acquired.
 
-        First one of a prompt up to ``reach``, or of the token behind it; then what else that may be while the sequence
-        grows up to ``end``.
+        The first is of a prompt that ends at ``prompt_end``, or of the token after it; the others are those that differ
+        while the sequence grows up to ``end``.
         """
-        for kv in self._cache.previews(reach, end, _DryRun.buffer):
+        for kv in self._cache.previews(prompt_end, end, _DryRun.buffer):
             dry = _DryRun(Recorder(0, rows, self._launcher.shapes))
-            whole = self._reach if rows == 1 else reach
+            whole = self._context if rows == 1 else prompt_end
             yield self._record(dry.rec, dry, kv, whole, last=True, staging=dry.buffer)[0]
 
-    async def issue(
-        self, ids: Sequence[int] | None, rows: int, *, reach: int = 0, last: bool = True, live: bool = False,
-        token: int | None = None, draw: int = 0,
-    ) -> Flight:  # fmt: skip
-        """Issue a step of ``rows`` tokens.  ``ids`` None: the id is on the GPU already.
+    async def issue(self, ask: StepRequest) -> Flight:
+        """Issue a step: replay it, record it as a plan, or record it live.
 
-        ``reach``: where the prompt ends that the step is part of.  ``live``: neither a plan nor for one.  ``token`` is
-        the id of a decode step, given when nothing is in flight: then a plan may be recorded.  ``draw``: what the next
-        id is sampled by.  Raises what the pool and the device raise; the step is abandoned then, and all in flight.
+        Raises what the pool and the device raise; the step is abandoned then, and all in flight.
         """
-        async with self._pool.step(self._number) as start:
-            return await self._issue(ids, rows, reach, last, live, token, draw, start)
-
-    async def _issue(
-        self, ids: Sequence[int] | None, rows: int, reach: int, last: bool, live: bool, token: int | None, draw: int,
-        start: float,
-    ) -> Flight:  # fmt: skip
-        step = None
-        scope = self._scope(rows)
-        try:
-            position = self._cache.end
-            kv = self._cache.extend(rows, reach)
-            plan, refused = self._find_plan(rows, last, live, token is not None)
-            staging = self._next_staging() if last else None
-            if plan is not None and staging is not None:
-                self._write_ids(ids)
-                self._launcher.replay(plan, position, rows, staging, draw)
-            elif refused == "recorded" and token is not None and staging is not None:
-                flight = await self._record_plan(scope, kv, position, token, draw, staging, start)
+        async with self._pool.step(self._session) as start:
+            scope = self._scope(ask.rows)
+            step = None
+            try:
+                position = self._cache.end
+                kv = self._cache.extend(ask.rows, ask.prompt_end)
+                plan, issued = self._find_plan(ask)
+                staging = self._next_staging() if ask.last else None
+                if issued is Issued.RECORDED:
+                    assert staging is not None
+                    flight = await self._record_plan(ask, scope, kv, position, staging, start)
+                    scope.end_step()
+                    return flight
+                if plan is not None:
+                    assert staging is not None
+                    self._write_ids(ask.ids)
+                    self._launcher.replay(plan, position, ask.rows, staging, ask.draw)
+                else:
+                    step = await self._issue_live(ask, scope, kv, position, staging)
+            except BaseException:
                 scope.end_step()
-                return flight
-            else:
-                rec = Recorder(position, rows, self._launcher.shapes, draw)
-                if ids is not None:
-                    rec.write(self._ids, 0, ids)
-                self._cache.carry(rec)
-                reach = self._reach if rows == 1 else max(reach, position + rows)
-                step, _ = self._record(rec, scope, kv, reach, last=last, staging=staging)
-                await self._submit(step)
-        except BaseException:
+                self.abandon()
+                raise
             scope.end_step()
-            self.abandon()
-            raise
-        scope.end_step()
-        read = self._launcher.read(staging, self._nbytes) if staging is not None else None
-        return Flight(read, (start, now_ms()), refused, self.meter.take(), step)
+            read = self._launcher.read(staging, self._nbytes) if staging is not None else None
+            return Flight(read, (start, now_ms()), issued, self.meter.take(), step)
 
     def abandon(self) -> None:
         """No step under way has happened; what they left in the workspaces, or failed to get for them, goes too."""
         self._cache.abandon()
-        self._launcher.plans.forget(self._number)
+        self._launcher.plans.forget(self._session)
         if self._steady is not None:
             self._steady.release()
         self._launcher.kernels.release_workspaces()
 
     def close(self) -> None:
         """Give every buffer back."""
-        self._launcher.plans.forget(self._number)
+        self._launcher.plans.forget(self._session)
         if self._steady is not None:
             self._steady.release()
         self._release_ring()
@@ -137,34 +122,36 @@ class Stepper:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _find_plan(self, rows: int, last: bool, live: bool, alone: bool) -> tuple[Plan | None, str | None]:
-        """The plan of the step under way; or None, and why not (``recorded``: it is to become one)."""
-        if not self._launcher.options.replay:
-            return None, "off"
-        if rows != 1 or not last:
-            return None, "prefill"
-        if live:
-            return None, "live"
+    def _find_plan(self, ask: StepRequest) -> tuple[Plan | None, Issued]:
+        """The plan to replay, or None and how the step is to be issued instead."""
         plans = self._launcher.plans
-        if self._no_plans:
-            plans.refused[self._no_plans] += 1
-            return None, self._no_plans
-        key = self._key()
+        if not self._launcher.options.replay:
+            return None, Issued.OFF
+        if ask.rows != 1 or not ask.last:
+            return None, Issued.PREFILL
+        if ask.live:
+            return None, Issued.LIVE
+        plan, issued = None, self._no_plans
+        if issued is None:
+            plan, issued = self._plan_of(ask)
+        if issued not in (Issued.REPLAYED, Issued.RECORDED):
+            plans.refused[issued.value] += 1
+        return plan, issued
+
+    def _plan_of(self, ask: StepRequest) -> tuple[Plan | None, Issued]:
+        """The plan of these buffers; None if there is none yet, or it ends before this position."""
+        plans, key = self._launcher.plans, self._key()
         plan = plans.get(key)
         if plan is not None:
             if self._cache.end - 1 <= plan.last_position:
-                return plan, None
-            reason = "beyond its copies"
-        elif not self._cache.stable and plans.sightings(key, self._number) < SIGHTINGS:
-            reason = "buffers changed"
-        elif alone:
-            reason = "recorded"
-        else:
-            self.wants_record = True
-            reason = "in flight"
-        if reason != "recorded":
-            plans.refused[reason] += 1
-        return None, reason
+                return plan, Issued.REPLAYED
+            return None, Issued.BEYOND_COPIES
+        if not self._cache.stable and plans.sightings(key, self._session) < SIGHTINGS:
+            return None, Issued.BUFFERS_CHANGED
+        if ask.token is not None:
+            return None, Issued.RECORDED
+        self.wants_record = True
+        return None, Issued.IN_FLIGHT
 
     def _scope(self, rows: int) -> Scope:
         if rows == 1 and self._steady is not None:
@@ -172,7 +159,7 @@ class Stepper:
         return Scope(self._pool, self._launcher.kernels.workspace)
 
     def _key(self) -> tuple[object, ...]:
-        return (self._number, self._want, self._cache.key)
+        return (self._session, self._readback, self._cache.key)
 
     def _next_staging(self) -> Buffer:
         self._turn = (self._turn + 1) % len(self._ring)
@@ -182,28 +169,37 @@ class Stepper:
         if ids is not None:
             self._launcher.write(self._ids, struct.pack(f"<{len(ids)}I", *ids))
 
-    async def _submit(self, step: Step) -> None:
+    async def _issue_live(
+        self, ask: StepRequest, scope: Acquires, kv: Sequence[LayerKV], position: int, staging: Buffer | None
+    ) -> Step:
+        """Record the step, compile what it needs, and submit it."""
+        rec = Recorder(position, ask.rows, self._launcher.shapes, ask.draw)
+        if ask.ids is not None:
+            rec.write(self._ids, 0, ask.ids)
+        self._cache.record_copies(rec)
+        end = self._context if ask.rows == 1 else max(ask.prompt_end, position + ask.rows)
+        step, _ = self._record(rec, scope, kv, end, last=ask.last, staging=staging)
         await self._launcher.prepare(step)
         self._launcher.submit(step)
+        return step
 
     def _record(
-        self, rec: Recorder, scope: Acquires, kv: Sequence[LayerKV], reach: int, *, last: bool,
-        staging: Buffer | None,
-    ) -> tuple[Step, Buffer | None]:  # fmt: skip
+        self, rec: Recorder, scope: Acquires, kv: Sequence[LayerKV], end: int, *, last: bool, staging: Buffer | None
+    ) -> tuple[Step, Buffer | None]:
         """The step, and its logits."""
-        want, steps = self._want, self.steps
-        logits = steps.record(rec, scope, self._ids, kv, reach=reach, want_logits=last)
+        readback, steps = self._readback, self.steps
+        logits = steps.record(rec, scope, self._ids, kv, end=end, want_logits=last)
         if logits is None:
             return rec.finish(), None
         vocab_bytes = 4 * self._model.config.vocab_size
-        if want.cuts is not None:
+        if readback.cuts is not None:
             assert self._settings is not None, "configure has written them"
-            steps.sample(rec, scope, logits, self._settings, self._ids, want.ban, want.cuts)
-        elif want.on_gpu:
-            steps.choose(rec, scope, logits, self._ids, want.ban)
-        if not want.on_gpu:
+            steps.sample(rec, scope, logits, self._settings, self._ids, readback.ban, readback.cuts)
+        elif readback.on_gpu:
+            steps.choose(rec, scope, logits, self._ids, readback.ban)
+        if not readback.on_gpu:
             rec.copy_out(logits, 0, vocab_bytes)
-        elif want.digest:
+        elif readback.digest:
             both = scope.acquire(LOGITS_AT + vocab_bytes, "token and logits")
             rec.copy(self._ids, 0, both, 0, 4)
             rec.copy(logits, 0, both, LOGITS_AT, vocab_bytes)
@@ -213,45 +209,42 @@ class Stepper:
         return rec.finish(staging), logits
 
     async def _record_plan(
-        self,
-        scope: Scope,
-        kv: Sequence[LayerKV],
-        position: int,
-        token: int,
-        draw: int,
-        staging: Buffer,
-        start: float,
+        self, ask: StepRequest, scope: Scope, kv: Sequence[LayerKV], position: int, staging: Buffer, start: float
     ) -> Flight:
         """Issue the step live and keep it as a plan, replay that once, and compare: ids and logits bit by bit."""
-        launcher = self._launcher
-        rec = Recorder(position, 1, launcher.shapes, draw)
-        self._cache.carry(rec)
-        step, logits = self._record(rec, scope, kv, self._reach, last=True, staging=staging)
+        launcher, token = self._launcher, ask.token
+        assert token is not None
+        rec = Recorder(position, 1, launcher.shapes, ask.draw)
+        self._cache.record_copies(rec)
+        step, logits = self._record(rec, scope, kv, self._context, last=True, staging=staging)
         assert logits is not None
         await launcher.prepare(step)
         self._write_ids((token,))
-        plan = launcher.record(step, self._key(), self._number, scope.held, self._reach)
-        issued = now_ms()
+        plan = launcher.record(step, self._key(), self._session, scope.held, self._context)
+        span = (start, now_ms())
         self.wants_record = False
         if plan is None:
-            self._no_plans = "unsound"  # it would be again
+            self._no_plans = Issued.UNSOUND  # it would be again
         try:
             data = await launcher.read(staging, self._nbytes)
-            if plan is not None and not await self._replays_alike(plan, position, token, draw, staging, logits, data):
-                self._no_plans = "differs"
-                launcher.plans.refused["differs"] += 1
+            if plan is not None and not await self._is_replayed_alike(
+                plan, position, token, ask.draw, staging, logits, data
+            ):
+                self._no_plans = Issued.DIFFERS
+                launcher.plans.refused[Issued.DIFFERS.value] += 1
                 scope.end_step()
-                data = await self._once_more(scope, kv, position, token, draw, staging)
+                self._write_ids((token,))  # what the replay wrote is written over
+                await self._issue_live(ask._replace(ids=None), scope, kv, position, staging)
+                data = await launcher.read(staging, self._nbytes)
         except BaseException:
             if plan is not None:
                 launcher.plans.discard(plan)
             raise
-        refused = self._no_plans or "recorded"
         if plan is not None and self._no_plans:
             launcher.plans.discard(plan)
-        return Flight(Landed(data), (start, issued), refused, self.meter.take())
+        return Flight(Ready(data), span, self._no_plans or Issued.RECORDED, self.meter.take())
 
-    async def _replays_alike(
+    async def _is_replayed_alike(
         self, plan: Plan, position: int, token: int, draw: int, staging: Buffer, logits: Buffer, data: bytes
     ) -> bool:
         """Replay the step that was just done, and compare what comes back and the logits, bit by bit."""
@@ -261,17 +254,6 @@ class Stepper:
         launcher.replay(plan, position, 1, staging, draw)
         again = await launcher.read(staging, self._nbytes)
         return again == data and await launcher.peek_in_step(logits, nbytes) == expected
-
-    async def _once_more(
-        self, scope: Scope, kv: Sequence[LayerKV], position: int, token: int, draw: int, staging: Buffer
-    ) -> bytes:
-        """The step live, after a replay that went wrong: what that wrote is written over."""
-        self._write_ids((token,))
-        rec = Recorder(position, 1, self._launcher.shapes, draw)
-        self._cache.carry(rec)
-        step, _ = self._record(rec, scope, kv, self._reach, last=True, staging=staging)
-        await self._submit(step)
-        return await self._launcher.read(staging, self._nbytes)
 
 
 class _DryRun:

@@ -5,49 +5,33 @@ from dataclasses import dataclass
 from operator import add, attrgetter, sub
 from typing import Any, TypeVar
 
-from stepwell.launch.counters import COUNTERS
+from stepwell.launch.counters import COUNTERS, Counters
 from stepwell.launch.launcher import Launcher
 from stepwell.memory.ledger import Ledger
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class StepCounters:
-    """GPU work and memory traffic of one token's step; ``reserved_bytes`` and ``in_use_bytes`` are levels at its end.
+@dataclass(slots=True)
+class StepCounters(Counters):
+    """GPU work and memory traffic of one token's step: the launcher's counts, then the pool's.
 
     ``refused`` is why the step was not a replay, None if it was one.  ``gpu_ms`` is the time of the compute passes by
-    the GPU's clock, None unless that was asked for.
+    the GPU's clock, None unless that was asked for.  ``kv_class_bytes`` is the size class of one K or V tensor;
+    ``reserved_bytes`` and ``in_use_bytes`` are levels at the step's end.
     """
 
-    launches: int
-    passes: int
-    encoders: int
-    submits: int
-    syncs: int
-    copies: int
-    bind_groups_created: int
-    bind_groups_reused: int
-    bind_groups_evicted: int
-    uploads: int
-    uploads_skipped: int
-    upload_bytes: int
-    immediates: int
-    immediates_bytes: int
-    readbacks: int
-    readback_bytes: int
-    replayed: int
-    refused: str | None
-    gpu_ms: float | None
-    buffers_created: int
-    bytes_created: int
-    buffers_destroyed: int
-    bytes_destroyed: int
-    pool_hits: int
-    pool_misses: int
-    kv_class_bytes: int
-    reserved_bytes: int
-    in_use_bytes: int
+    refused: str | None = None
+    gpu_ms: float | None = None
+    buffers_created: int = 0
+    bytes_created: int = 0
+    buffers_destroyed: int = 0
+    bytes_destroyed: int = 0
+    pool_hits: int = 0
+    pool_misses: int = 0
+    kv_class_bytes: int = 0
+    reserved_bytes: int = 0
+    in_use_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +61,15 @@ class TokenEvent:
     digest: str = ""
 
 
-_POOL = {
-    "buffers_created": "created",
-    "bytes_created": "bytes_created",
-    "buffers_destroyed": "destroyed",
-    "bytes_destroyed": "bytes_destroyed",
-    "pool_hits": "hits",
-    "pool_misses": "misses",
-}
-_NAMES = (*COUNTERS, *_POOL)
-_issued_of = attrgetter(*COUNTERS)
-_moved_of = attrgetter(*_POOL.values())
+_issued_by = attrgetter(*COUNTERS)
+_moved_by = attrgetter("created", "bytes_created", "destroyed", "bytes_destroyed", "hits", "misses")
+"""What the ledger counts, in the order of the fields of StepCounters from ``buffers_created`` on."""
+_MOVED = 6
+_WITHOUT_REPLAYED = COUNTERS.index("replayed")
 
 
 class Cost(tuple[int, ...]):
-    """What was issued, and what the pool did: counts in the order of _NAMES."""
+    """What was issued, and what the pool did: counts in the order of StepCounters' fields."""
 
     __slots__ = ()
 
@@ -102,7 +80,7 @@ class Cost(tuple[int, ...]):
         return Cost(map(sub, self, before))
 
 
-NOTHING = Cost([0] * len(_NAMES))
+NO_COST = Cost([0] * (len(COUNTERS) + _MOVED))
 
 
 class Meter:
@@ -117,7 +95,7 @@ class Meter:
         self.on = True  # off, it costs nothing and says nothing
         self._counters = launcher.counters
         self._ledger = ledger
-        self._spent = NOTHING  # since the last ``take``, up to ``_from``
+        self._spent = NO_COST  # since the last ``take``, up to ``_from``
         self._from: Cost | None = self._now()  # None: it is not at work
 
     def pause(self) -> None:
@@ -133,26 +111,19 @@ class Meter:
     def take(self) -> Cost:
         """What the session has cost since the last ``take``."""
         self._note()
-        taken, self._spent = self._spent, NOTHING
+        taken, self._spent = self._spent, NO_COST
         return taken
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
         """Do ``work``: from await to await a stretch of its own."""
         return await (_Metered(self, work) if self.on else work)
 
-    def counters(
-        self, cost: Cost, kv_class_bytes: int, refused: str | None, gpu_ms: float | None = None
-    ) -> StepCounters:
-        """The record of a step that cost so much."""
-        return StepCounters(
-            # ``replayed`` is not the replay that a recording is tried with
-            **dict(zip(_NAMES, cost, strict=True)) | {"replayed": int(refused is None)},
-            refused=refused,
-            gpu_ms=gpu_ms,
-            kv_class_bytes=kv_class_bytes,
-            reserved_bytes=self._ledger.reserved_bytes,
-            in_use_bytes=self._ledger.in_use_bytes,
-        )
+    def counters(self, cost: Cost, kv_class_bytes: int, refused: str | None, gpu_ms: float | None) -> StepCounters:
+        """The record of a step that cost ``cost``."""
+        replayed = int(refused is None)  # not the replay that a recording is tried with
+        pool = (*cost[len(COUNTERS) :], kv_class_bytes, self._ledger.reserved_bytes, self._ledger.in_use_bytes)
+        values: tuple[Any, ...] = (*cost[:_WITHOUT_REPLAYED], replayed, refused, gpu_ms, *pool)
+        return StepCounters(*values)
 
     def _note(self) -> None:
         if self._from is not None:
@@ -161,7 +132,7 @@ class Meter:
             self._from = now
 
     def _now(self) -> Cost:
-        return Cost((*_issued_of(self._counters), *_moved_of(self._ledger)))
+        return Cost((*_issued_by(self._counters), *_moved_by(self._ledger)))
 
 
 class _Metered(Generator[Any, Any, T]):

@@ -97,8 +97,8 @@ class Launcher:
         finally:
             self._destroy_groups(assembly)
 
-    def record(self, step: Step, key: Hashable, owner: int, pinned: Sequence[Buffer], reach: int) -> Plan | None:
-        """Submit ``step`` and keep it as a plan for positions below ``reach``; ``pinned`` stays leased as long.
+    def record(self, step: Step, key: Hashable, owner: int, pinned: Sequence[Buffer], end: int) -> Plan | None:
+        """Submit ``step`` and keep it as a plan for positions below ``end``; ``pinned`` stays leased as long.
 
         None, with the reason counted, when the trace breaks a rule that a plan must keep: the step was submitted all
         the same.  UsageError when it could not be submitted.
@@ -110,7 +110,7 @@ class Launcher:
             self._destroy_groups(assembly)
             raise
         try:
-            last_position = verify(step, self.context, reach)
+            last_position = verify(step, self.context, end)
             self._check_groups(assembly)
             handle = self.device.create_plan(program.words)
         except UsageError as error:

@@ -12,9 +12,9 @@ from stepwell.launch.context import LaunchContext
 from stepwell.step.recorder import ByLength, Copy, CopyOut, CopyPast, Launch, Step, Write
 
 
-def verify(step: Step, context: LaunchContext, reach: int) -> int:
-    """The last position that the step can be replayed at, at most ``reach`` - 1.  UsageError with what is wrong."""
-    checker = _Checker(context, step, reach)
+def verify(step: Step, context: LaunchContext, end: int) -> int:
+    """The last position that the step can be replayed at, at most ``end`` - 1.  UsageError with what is wrong."""
+    checker = _Checker(context, step, end)
     for number, command in enumerate(step.commands):
         try:
             checker.check(command)
@@ -26,13 +26,13 @@ def verify(step: Step, context: LaunchContext, reach: int) -> int:
 
 
 class _Checker:
-    def __init__(self, context: LaunchContext, step: Step, reach: int) -> None:
+    def __init__(self, context: LaunchContext, step: Step, end: int) -> None:
         self._kernels = context.kernels
         self._size = context.pool.size_of
         self._limits = context.device.info.limits
         self._staging = step.staging
-        self._reach = reach
-        self.last_position = reach - 1
+        self._end = end
+        self.last_position = end - 1
 
     def check(self, command: object) -> None:
         if isinstance(command, Launch):
@@ -88,7 +88,7 @@ class _Checker:
     def _grid(self, launch: Launch) -> None:
         grid = launch.grid
         if isinstance(grid, ByLength):
-            grid = grid.at(self._reach)
+            grid = grid.at(self._end)
         limit = self._limits["maxComputeWorkgroupsPerDimension"]
         if not all(1 <= count <= limit for count in grid):
             raise UsageError(f"grid {grid} of {launch.variant}; each of the three must be 1 to {limit:,}")

@@ -50,7 +50,7 @@ class Scope:
             self._pool.release(self.held.pop())
 
 
-class Steady(Scope):
+class KeptScope(Scope):
     """Keeps its buffers from step to step, for steps that are all alike: the n-th acquire gets the n-th buffer."""
 
     def __init__(self, pool: BufferPool, workspaces: Workspaces) -> None:

@@ -82,13 +82,13 @@ class Steps:
             )
         return False
 
-    def prefill_rows(self, reach: int) -> int:
-        """Tokens per step of a prompt that ends at ``reach`` positions.
+    def prefill_rows(self, end: int) -> int:
+        """Tokens per step of a prompt that ends at ``end`` positions.
 
         The launcher's ``prefill_rows``, or fewer where attention's partial results would exceed PARTIALS_BYTES.
         """
         tuning, heads = self._ops.tuning, self._heads
-        rows, chunks = tuning.prefill_rows, power_of_two(ceil_div(reach, tuning.attention_chunk))
+        rows, chunks = tuning.prefill_rows, power_of_two(ceil_div(end, tuning.attention_chunk))
         while rows > FEWEST_ROWS and 4 * rows * chunks * heads.heads * heads.head_dim > PARTIALS_BYTES:
             rows //= 2
         return rows
@@ -100,23 +100,23 @@ class Steps:
         ids: Buffer,
         kv: Sequence[LayerKV],
         *,
-        reach: int,
+        end: int,
         want_logits: bool,
     ) -> Buffer | None:
         """Record the step of ``rec``: ``ids``[rows] in, the f32 logits[vocab] of the last row out.
 
-        ``kv`` has the K and V of each layer.  ``reach`` is the length that the sequence may come to: workspaces are
+        ``kv`` has the K and V of each layer.  ``end`` is the length that the sequence may come to: workspaces are
         made for it, so that they stay the same from step to step.  A step of several rows is part of a prompt,
-        ``reach`` is the prompt's end, and the frequencies of rotation go by it; one row is the last of its sequence.
+        ``end`` is the prompt's end, and the frequencies of rotation go by it; one row is the last of its sequence.
         Returns None without ``want_logits``.
         """
         if rec.rows == 1 and self._one_by_one:
-            x = self._record_one(rec, scope, ids, kv, reach)
+            x = self._record_one(rec, scope, ids, kv, end)
         else:
-            x = self._record_rows(rec, scope, ids, kv, reach)
+            x = self._record_rows(rec, scope, ids, kv, end)
         return self._logits(rec, scope, x) if want_logits else None
 
-    def _record_rows(self, rec: Recorder, scope: Acquires, ids: Buffer, kv: Sequence[LayerKV], reach: int) -> Buffer:
+    def _record_rows(self, rec: Recorder, scope: Acquires, ids: Buffer, kv: Sequence[LayerKV], end: int) -> Buffer:
         """Record all layers for any number of rows; returns x[rows][hidden]."""
         c, ops, heads, w, rows = self.config, self._ops, self._heads, self._weights, rec.rows
         width = rec.shapes.width(rows)
@@ -125,7 +125,7 @@ class Steps:
         qkv = scope.acquire(4 * width * self._qkv_width, "qkv")
         attended = scope.acquire(4 * width * c.n_heads * c.head_dim, "attended")
         hidden = scope.acquire(4 * width * c.ffn_size, "hidden")
-        shape, partials, normals = self._attention_workspaces(rec, scope, kv[0], reach, ops.tuning.attention_chunk)
+        shape, partials, normals = self._attention_workspaces(rec, scope, kv[0], end, ops.tuning.attention_chunk)
         names = ("qkv", "attn_output", "gate_up", "ffn_down")
         matrices = (w.matrix(f"blk.{i}.{name}") for i in range(len(kv)) for name in names)
         nbytes = ops.halves_bytes(rec, rows, matrices)
@@ -143,7 +143,7 @@ class Steps:
             layer = f"blk.{i}"
             norm(f"{layer}.attn_norm")
             matmul(y, layer, "qkv", qkv)
-            ops.rope_append(rec, self._rotations, qkv, layer_kv, heads, rows, self._long_from(rows, reach))
+            ops.rope_append(rec, self._rotations, qkv, layer_kv, heads, rows, self._long_from(rows, end))
             ops.attention(rec, qkv, layer_kv, partials, normals, attended, heads, rows=rows, shape=shape)
             matmul(attended, layer, "attn_output", x, "residual")
             norm(f"{layer}.ffn_norm")
@@ -151,7 +151,7 @@ class Steps:
             matmul(hidden, layer, "ffn_down", x, "residual")
         return x
 
-    def _record_one(self, rec: Recorder, scope: Acquires, ids: Buffer, kv: Sequence[LayerKV], reach: int) -> Buffer:
+    def _record_one(self, rec: Recorder, scope: Acquires, ids: Buffer, kv: Sequence[LayerKV], end: int) -> Buffer:
         """Record all layers for one row in as few launches as possible; returns x[hidden]."""
         c, fused, heads, w, eps = self.config, self._fused, self._heads, self._weights, self.config.rms_eps
         x = scope.acquire(4 * c.hidden_size, "x")
@@ -159,9 +159,9 @@ class Steps:
         hidden = scope.acquire(4 * c.ffn_size, "hidden")
         rotations = scope.acquire(4 * c.rope_dim, "turns")
         tiles, most = fused.tuning.decode_chunk, fused.shares(heads)
-        shape, partials, normals = self._attention_workspaces(rec, scope, kv[0], reach, tiles, most)
+        shape, partials, normals = self._attention_workspaces(rec, scope, kv[0], end, tiles, most)
         self._ops.embed(rec, ids, x, w.matrix("token_embd"), 1)
-        fused.rope_turns(rec, self._rotations, rotations, heads, self._long_from(1, reach))
+        fused.rope_turns(rec, self._rotations, rotations, heads, self._long_from(1, end))
         for i, layer_kv in enumerate(kv):
             layer = f"blk.{i}"
             norm, qkv = w.vector(f"{layer}.attn_norm"), w.matrix(f"{layer}.qkv")
@@ -186,7 +186,7 @@ class Steps:
         self._ops.matmul(rec, y, output, logits, rows=1, node="output")
         return logits
 
-    def _long_from(self, rows: int, reach: int) -> int:
+    def _long_from(self, rows: int, end: int) -> int:
         """The length from which on a step takes the frequencies of long sequences; 0: it never does.
 
         A decode step is replayed at other positions, so its kernels compare; the steps of a prompt go by its end.
@@ -195,13 +195,13 @@ class Steps:
             return 0
         if rows == 1:
             return self._switch_position + 1
-        return 1 if reach > self._switch_position else 0
+        return 1 if end > self._switch_position else 0
 
     def _attention_workspaces(
-        self, rec: Recorder, scope: Acquires, kv: LayerKV, reach: int, chunk: int, most: int = 1 << 30
+        self, rec: Recorder, scope: Acquires, kv: LayerKV, end: int, chunk: int, most: int = 1 << 30
     ) -> tuple[tuple[int, int], Buffer, Buffer]:
         """Attention's shape class, and its workspaces."""
-        shape = self._ops.attention_shape(rec, kv.chunks(reach, chunk), most)
+        shape = self._ops.attention_shape(rec, kv.chunks(end, chunk), most)
         partial_bytes, normal_bytes = self._ops.partials_bytes(self._heads, shape)
         partials = scope.workspace("attention", shape, "attention partials", partial_bytes)
         return shape, partials, scope.workspace("attention", shape, "attention normals", normal_bytes)

@@ -142,7 +142,7 @@ class Autotuner:
         width_bytes = model.kv_shape(self._launcher).width_bytes
         kv = KVTensors(scratch.acquire(width_bytes * end, "k"), scratch.acquire(width_bytes * end, "v"))
         ids, layers = scratch.acquire(4, "ids"), [kv] * model.config.n_layers
-        model.steps(self._launcher).record(rec, scratch, ids, layers, reach=end, want_logits=True)
+        model.steps(self._launcher).record(rec, scratch, ids, layers, end=end, want_logits=True)
         found: dict[ProductKey, list[Launch]] = {}
         for command in rec.finish().commands:
             if isinstance(command, Launch) and is_product(command.variant):

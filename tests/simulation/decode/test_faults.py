@@ -89,7 +89,7 @@ class Decode:
         try:
             rec.write(self.row, 0, [word] * (WIDTH // 4))
             tensors = [tensor for pair in self.cache.extend(1) for tensor in pair.buffers]
-            self.cache.carry(rec)
+            self.cache.record_copies(rec)
             temporary = pool.acquire(WIDTH, Role.ACTIVATION, "temporary")
             for tensor in tensors:
                 rec.copy(self.row, 0, tensor, self.cache.length * WIDTH, WIDTH)

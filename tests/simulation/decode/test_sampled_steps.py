@@ -155,10 +155,10 @@ def test_what_is_recorded() -> None:
 
 def test_who_chooses() -> None:
     """The GPU, but where logits come back anyway; one candidate is left to argmax."""
-    assert Generation(sampling=SAMPLING).want.cuts == Cuts(True, True)
-    assert Generation(sampling=Sampling(0.5)).want.cuts == Cuts(False, False)
-    assert Generation(sampling=SAMPLING, digest=True).want.cuts == Cuts(True, True)
+    assert Generation(sampling=SAMPLING).readback.cuts == Cuts(True, True)
+    assert Generation(sampling=Sampling(0.5)).readback.cuts == Cuts(False, False)
+    assert Generation(sampling=SAMPLING, digest=True).readback.cuts == Cuts(True, True)
     for greedy in (Sampling(), Sampling(temperature=1.0, top_k=1)):
-        assert Generation(sampling=greedy).want == (True, (), False, None)
+        assert Generation(sampling=greedy).readback == (True, (), False, None)
         assert Generation(sampling=greedy).settings == b""
-    assert Generation(sampling=SAMPLING, top_logits=1).want == (False, (), False, None)
+    assert Generation(sampling=SAMPLING, top_logits=1).readback == (False, (), False, None)
