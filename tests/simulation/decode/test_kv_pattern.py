@@ -114,7 +114,7 @@ def test_work_that_is_left_out_is_noticed(mode: str) -> None:
 
 def test_a_lost_copy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     pattern = computing("adaptive", "grow")
-    monkeypatch.setattr(pattern._cache, "_carry", lambda *_: None)
+    monkeypatch.setattr("stepwell.decode.kv_cache.GrowKV.record_copies", lambda *_: None)
     with pytest.raises(DeviceError, match="kv16 at 6 positions"):
         events_of(pattern)
     pattern.close()
