@@ -9,13 +9,13 @@ import numpy as np
 
 from stepwell.decode.kv_pattern import KVPattern
 from stepwell.gpu.fake_device import FakeDevice
-from stepwell.gpu.fake_objects import Kernel
+from stepwell.gpu.fake_objects import KernelFunction
 from stepwell.launch.launcher import Launcher
 from stepwell.memory.pool import BufferPool
 from stepwell.step.recorder import Variant
 
 
-def kernels(workload: str, skip: str = "") -> dict[str, Kernel]:
+def kernels(workload: str, skip: str = "") -> dict[str, KernelFunction]:
     """The launches of kv_pattern.wgsl by pipeline label; ``skip`` leaves out the work of one mode."""
     constants = {str(variant): dict(variant.constants) for variant in _variants(workload)}
     return {label: meaning(c) for label, c in constants.items() if c["mode"] != skip}
@@ -29,7 +29,7 @@ def _variants(workload: str) -> list[Variant]:
     return launcher.kernels.variants
 
 
-def meaning(c: dict[str, Any]) -> Kernel:
+def meaning(c: dict[str, Any]) -> KernelFunction:
     """What the variant with the constants ``c`` computes."""
 
     def run(views: Sequence[memoryview], grid: tuple[int, int, int]) -> None:

@@ -18,8 +18,8 @@ from stepwell.memory.buffer import Role
 from stepwell.memory.events import EventLog
 from stepwell.memory.pool import BufferPool
 from stepwell.memory.recovery import make_room, retrying
-from stepwell.models.config import LlamaConfig
-from stepwell.models.llama import Llama
+from stepwell.models.config import DecoderConfig
+from stepwell.models.llama import DecoderModel
 from stepwell.profiling.plain_read import time_plain_read
 from stepwell.step.recorder import Recorder
 from stepwell.tuning.autotune import Autotuner
@@ -91,7 +91,7 @@ async def kv_pattern(launcher: Launcher, file: Path) -> None:
 
 async def load(launcher: Launcher, file: Path) -> None:
     source = FileSource(file)
-    (await Llama.load(await read_gguf(source), source, launcher)).close()
+    (await DecoderModel.load(await read_gguf(source), source, launcher)).close()
 
 
 async def load_in_vain(launcher: Launcher, file: Path) -> None:
@@ -100,17 +100,17 @@ async def load_in_vain(launcher: Launcher, file: Path) -> None:
     gguf = await read_gguf(source)
     file.with_suffix(".cut").write_bytes(file.read_bytes()[:-4096])
     with pytest.raises(BadFile, match="end outside it"):
-        await Llama.load(gguf, FileSource(file.with_suffix(".cut")), launcher)
+        await DecoderModel.load(gguf, FileSource(file.with_suffix(".cut")), launcher)
 
 
 async def make(launcher: Launcher, file: Path) -> None:
-    config = LlamaConfig.from_gguf(await read_gguf(FileSource(file)))
-    (await Llama.synthetic(config, "Q4_0", launcher)).close()
+    config = DecoderConfig.from_gguf(await read_gguf(FileSource(file)))
+    (await DecoderModel.synthetic(config, "Q4_0", launcher)).close()
 
 
 async def tune(launcher: Launcher, file: Path) -> None:
     source = FileSource(file)
-    model = await Llama.load(await read_gguf(source), source, launcher)
+    model = await DecoderModel.load(await read_gguf(source), source, launcher)
     tuner = Autotuner(model, launcher, 1e9)
     outcome = await tuner.run()
     assert outcome.complete and any(outcome.measured.values()), "some were compared with the rule's choice"
