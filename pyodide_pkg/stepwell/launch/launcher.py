@@ -2,7 +2,7 @@
 
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -171,19 +171,19 @@ class Launcher:
         self.counters.readback_bytes += nbytes
         return _Reading(self, self.device.read_buffer(staging.id, 0, nbytes))
 
-    async def peek(self, buffer: Buffer, nbytes: int) -> bytes:
-        """The first ``nbytes`` of a buffer that is not mappable: a look from outside, in a step of its own."""
-        async with self.pool.step():
-            return await self.peek_in_step(buffer, nbytes)
+    async def peek(self, buffer: Buffer, nbytes: int, in_step: bool = False) -> bytes:
+        """The first ``nbytes`` of a buffer that is not mappable: a look from outside, in a step of the pool of its own.
 
-    async def peek_in_step(self, buffer: Buffer, nbytes: int) -> bytes:
-        """The same within the step of the pool that the caller has, once it was submitted."""
+        ``in_step``: in the caller's, after what it has submitted.
+        """
         staging = self.pool.acquire(nbytes, Role.STAGING, "peek")
         try:
-            rec = Recorder()
-            rec.copy_out(buffer, 0, nbytes)
-            self.submit(rec.finish(staging))
-            return await self.read(staging, nbytes)
+            async with nullcontext() if in_step else self.pool.step():
+                rec = Recorder()
+                rec.copy_out(buffer, 0, nbytes)
+                self.submit(rec.finish(staging))
+                reading = self.read(staging, nbytes)
+            return await reading
         finally:
             self.pool.release(staging)
 

@@ -41,7 +41,7 @@ class PoolStep:
 
     async def __aenter__(self) -> float:
         turn, task = self._turn, current_task()
-        if turn.task is task:  # it would wait for itself
+        if task is not None and turn.task is task:  # it would wait for itself
             raise PoolError("a step within a step: submit the first one before the pool is asked for another.")
         await turn.lock.acquire()
         turn.task = task
