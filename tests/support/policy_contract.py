@@ -106,14 +106,14 @@ def a_pool_keeps_its_books_with_it(make: Make) -> None:
     pool = run.pool
     for _ in range(60):
         run.step()
-        assert pool.reserved_bytes == pool.bytes_created - pool.bytes_destroyed
-        assert pool.in_use_bytes <= pool.reserved_bytes
+        assert pool.ledger.reserved_bytes == pool.ledger.bytes_created - pool.ledger.bytes_destroyed
+        assert pool.ledger.in_use_bytes <= pool.ledger.reserved_bytes
     for buffer in run.past:
         pool.release(buffer)
     pool.flush()
     pool.trim()
     pool.flush()
-    assert pool.reserved_bytes == 0, "a trimmed pool is empty"
+    assert pool.ledger.reserved_bytes == 0, "a trimmed pool is empty"
 
 
 CONTRACT = [

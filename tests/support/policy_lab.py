@@ -27,7 +27,7 @@ class GrowingKv:
 
     def step(self) -> int:
         """One decode step; how many buffers it created."""
-        before = self.pool.created
+        before = self.pool.ledger.created
         self.pool.begin_run()
         self.positions += 1
         present = self._present()
@@ -35,7 +35,7 @@ class GrowingKv:
         for buffer in reversed(self.past):
             self.pool.release(buffer)
         self.past = present
-        return self.pool.created - before
+        return self.pool.ledger.created - before
 
     def steps(self, count: int) -> list[int]:
         return [self.step() for _ in range(count)]

@@ -140,7 +140,7 @@ class PagedKV(Positions):
         needed = max(end, min(prompt_end, self._capacity))
         wanted = max(whole_pages(needed), reserved_positions(needed) // PAGE * PAGE)
         wanted = min(wanted, whole_pages(self._capacity)) - room
-        largest = max(PAGE, self._pool.largest(Role.KV) // (2 * self._width_bytes) // PAGE * PAGE)
+        largest = max(PAGE, self._pool.inventory.limits[Role.KV][0] // (2 * self._width_bytes) // PAGE * PAGE)
         return [largest] * ((wanted - 1) // largest) + [(wanted - 1) % largest + 1]
 
     def _add(self, positions: int) -> None:

@@ -249,11 +249,11 @@ class Stepper:
     ) -> bool:
         """Replay the step that was just done, and compare what comes back and the logits, bit by bit."""
         launcher, nbytes = self._launcher, 4 * self._model.config.vocab_size
-        expected = await launcher.peek_in_step(logits, nbytes)
+        expected = await launcher.peek(logits, nbytes, in_step=True)
         self._write_ids((token,))
         launcher.replay(plan, position, 1, staging, draw)
         again = await launcher.read(staging, self._nbytes)
-        return again == data and await launcher.peek_in_step(logits, nbytes) == expected
+        return again == data and await launcher.peek(logits, nbytes, in_step=True) == expected
 
 
 class _DryRun:

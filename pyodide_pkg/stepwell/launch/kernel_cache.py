@@ -66,7 +66,7 @@ class KernelCache:
         self._compiler = Compiler(device, self._kernels, immediates=immediates)
         self._held: Counter[tuple[str, Shape]] = Counter()  # of steps that wait for their kernels
         self._step = 1
-        self._generation = self._pool.generation
+        self._generation = self._pool.inventory.generation
         self.on_evict: list[OnEvict] = []
 
     def __len__(self) -> int:
@@ -274,8 +274,8 @@ class KernelCache:
 
     def _forget_lost(self) -> None:
         """What died with a device is not there any more."""
-        if self._generation != self._pool.generation:
-            self._generation = self._pool.generation
+        if self._generation != self._pool.inventory.generation:
+            self._generation = self._pool.inventory.generation
             self._forget()
 
     def _forget(self) -> None:

@@ -2,7 +2,7 @@
 
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -71,7 +71,7 @@ class Launcher:
             self.kernels.on_evict.append(self.parameters.forget)
         self.bind_groups.on_evict.append(self.plans.drop_group)
         self.generating: dict[int, bool] = {}  # the sessions at work, and whether the GPU's time is taken for them
-        self._generation = pool.generation
+        self._generation = pool.inventory.generation
 
     async def prepare(self, step: Step, progress: Callable[[int, int], None] | None = None) -> None:
         """Compile the kernels that ``step`` needs and that are not there yet."""
@@ -137,7 +137,7 @@ class Launcher:
         """Submit the step that ``plan`` was recorded from, with other scalars."""
         self._check_turn()
         if self.pool.debug:
-            self.pool.check_live(plan.buffers)
+            self.pool.inventory.check_live(plan.buffers)
         self.touch_ahead()
         self.shadow.doubt(plan.slots)
         self.device.replay(plan.handle, position, rows, position + rows, draw, staging.id)
@@ -151,7 +151,7 @@ class Launcher:
         A program of its own: a step that throws cannot lose it, and a plan does not repeat it.  For buffers made ahead,
         called early, it also is their first use, when the driver finds memory for them: that then delays no step.
         """
-        clears = self.pool.take_clears()
+        clears = self.pool.inventory.take_clears()
         if not clears:
             return
         program = Program()
@@ -171,19 +171,19 @@ class Launcher:
         self.counters.readback_bytes += nbytes
         return _Reading(self, self.device.read_buffer(staging.id, 0, nbytes))
 
-    async def peek(self, buffer: Buffer, nbytes: int) -> bytes:
-        """The first ``nbytes`` of a buffer that is not mappable: a look from outside, in a step of its own."""
-        async with self.pool.step():
-            return await self.peek_in_step(buffer, nbytes)
+    async def peek(self, buffer: Buffer, nbytes: int, in_step: bool = False) -> bytes:
+        """The first ``nbytes`` of a buffer that is not mappable: a look from outside, in a step of the pool of its own.
 
-    async def peek_in_step(self, buffer: Buffer, nbytes: int) -> bytes:
-        """The same within the step of the pool that the caller has, once it was submitted."""
+        ``in_step``: in the caller's, after what it has submitted.
+        """
         staging = self.pool.acquire(nbytes, Role.STAGING, "peek")
         try:
-            rec = Recorder()
-            rec.copy_out(buffer, 0, nbytes)
-            self.submit(rec.finish(staging))
-            return await self.read(staging, nbytes)
+            async with nullcontext() if in_step else self.pool.step():
+                rec = Recorder()
+                rec.copy_out(buffer, 0, nbytes)
+                self.submit(rec.finish(staging))
+                reading = self.read(staging, nbytes)
+            return await reading
         finally:
             self.pool.release(staging)
 
@@ -242,9 +242,9 @@ class Launcher:
         """Submit the programs of a step; returns the last one."""
         self._check_turn()
         if self.pool.debug:
-            self.pool.check_live(step.buffers)
-        if self._generation != self.pool.generation:
-            self._generation = self.pool.generation
+            self.pool.inventory.check_live(step.buffers)
+        if self._generation != self.pool.inventory.generation:
+            self._generation = self.pool.inventory.generation
             self.shadow.clear()
         self.touch_ahead()
         program = Program()
@@ -290,7 +290,7 @@ class _Reading:
 
     def __init__(self, launcher: Launcher, reading: Awaitable[bytes]) -> None:
         self._launcher, self._reading = launcher, reading
-        self._serial = launcher.pool.serial
+        self._serial = launcher.pool.inventory.serial
 
     def __await__(self) -> Generator[Any, None, bytes]:
         self._launcher.counters.syncs += 1
@@ -300,7 +300,7 @@ class _Reading:
             with suppress(StepwellError):
                 yield from self._reading.__await__()
             raise
-        self._launcher.pool.note_complete(self._serial)
+        self._launcher.pool.inventory.note_complete(self._serial)
         return data
 
 

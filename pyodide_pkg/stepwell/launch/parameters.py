@@ -44,13 +44,13 @@ class Arena:
         self._pool = pool
         self._buffers: list[Buffer] = []
         self._used = 0
-        self._generation = pool.generation
+        self._generation = pool.inventory.generation
 
     def renewed(self) -> bool:
         """Whether the buffers died with their device; then there are none any more."""
-        if self._generation == self._pool.generation:
+        if self._generation == self._pool.inventory.generation:
             return False
-        self._generation = self._pool.generation
+        self._generation = self._pool.inventory.generation
         self._buffers.clear()
         self._used = 0
         return True

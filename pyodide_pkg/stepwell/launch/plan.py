@@ -50,7 +50,7 @@ class Plans:
         self._dead: list[Plan] = []  # to be taken apart when nobody is in the middle of something
         self.recorded = self.replayed = self.invalidated = 0
         self.refused: Counter[str] = Counter()
-        pool.before_destroy.append(self.drop_buffer)
+        pool.inventory.before_destroy.append(self.drop_buffer)
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -118,14 +118,14 @@ class Plans:
 
     def close(self) -> None:
         self.clear()
-        self._pool.before_destroy.remove(self.drop_buffer)
+        self._pool.inventory.before_destroy.remove(self.drop_buffer)
 
     def sweep(self) -> None:
         """Take dropped plans apart: their pins, and the device's copies."""
         dead, self._dead = self._dead, []
         for plan in dead:
             for buffer in plan.pinned:
-                if buffer.generation == self._pool.generation:
+                if buffer.generation == self._pool.inventory.generation:
                     self._pool.unpin(buffer)
         try:
             for plan in dead:

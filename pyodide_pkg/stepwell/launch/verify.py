@@ -28,7 +28,7 @@ def verify(step: Step, context: LaunchContext, end: int) -> int:
 class _Checker:
     def __init__(self, context: LaunchContext, step: Step, end: int) -> None:
         self._kernels = context.kernels
-        self._size = context.pool.size_of
+        self._size = context.pool.inventory.size_of
         self._limits = context.device.info.limits
         self._staging = step.staging
         self._end = end

@@ -1,4 +1,4 @@
-"""The total-bytes budget: reserved bytes and those of destroyed buffers that the GPU may still be using."""
+"""The budget of total bytes: reserved ones, and those of destroyed buffers that the GPU may still be using."""
 
 from stepwell.errors import BadRequest
 
@@ -31,13 +31,13 @@ class Budget:
         return nbytes - self.limit if self.limit is not None else 0
 
     def shrink(self, reserved: int) -> None:
-        """The device ran out of memory with ``reserved`` bytes."""
+        """Lower the limit: the device ran out of memory with ``reserved`` bytes."""
         limit = max(1, int(SHRINK * reserved))
         self.limit = limit if self.limit is None else min(self.limit, limit)
         self.failed_at, self._runs = reserved, 0
 
     def note_run(self) -> None:
-        """A run went well."""
+        """Count a run that went well, and raise a lowered limit when it is time."""
         if self.failed_at is None or self.limit is None:
             return
         self._runs += 1

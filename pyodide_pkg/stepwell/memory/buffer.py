@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Role(StrEnum):
-    """What a buffer is for.  Decides its WebGPU usage, the policy that serves it, and its line in the ledger."""
+    """What a buffer is for: decides its WebGPU usage, the policy that serves it, and its line in the ledger."""
 
     WEIGHTS = "weights"
     KV = "kv"
@@ -57,9 +57,14 @@ class Buffer(NamedTuple):
     site: int = 0
     generation: int = 0
 
+    @property
+    def name(self) -> str:
+        """What an error calls it: its id, label or role, and size."""
+        return f"buffer {self.id} ({self.label or self.role}, {self.size:,} B)"
+
 
 def mib(nbytes: int) -> str:
-    """Bytes for people, exact where they are small."""
+    """Text for ``nbytes``: in MiB, or exact below one."""
     if nbytes < 1 << 20:
         return f"{nbytes:,} B"
     return f"{nbytes / (1 << 20):,.1f} MiB"

@@ -1,6 +1,7 @@
 """What there is to know of one size class of one role: its buffers, who got them, and why they were destroyed."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypedDict
 
@@ -35,33 +36,25 @@ class ClassRow(TypedDict):
     target: int | None
 
 
+@dataclass(slots=True, eq=False)
 class ClassStats:
     """One role's buffers of one size.  The pool counts in it directly: it is on the path of every acquire."""
 
-    __slots__ = (
-        "borrows",
-        "buffers",
-        "created",
-        "evictions",
-        "first_eviction_run",
-        "high_water",
-        "hits",
-        "last_eviction_run",
-        "live",
-        "misses",
-        "role",
-        "size",
-    )
-
-    def __init__(self, role: Role, size: int) -> None:
-        self.role, self.size = role, size
-        self.buffers = self.live = self.high_water = 0
-        self.hits = self.misses = self.created = 0
-        self.borrows = 0  # leases to requests of a smaller class
-        self.evictions: Counter[str] = Counter()
-        self.first_eviction_run = self.last_eviction_run = -1
+    role: Role
+    size: int
+    buffers: int = 0
+    live: int = 0
+    high_water: int = 0
+    hits: int = 0
+    misses: int = 0
+    created: int = 0
+    borrows: int = 0  # leases to requests of a smaller class
+    evictions: Counter[str] = field(default_factory=Counter)
+    first_eviction_run: int = -1
+    last_eviction_run: int = -1
 
     def row(self, target: int | None) -> ClassRow:
+        """The class as plain data; ``target``: how many free buffers its policy would keep now, None: no limit."""
         return {
             "role": self.role.value,
             "size": self.size,

@@ -20,7 +20,7 @@ class _Inmate(NamedTuple):
 
 
 class Quarantine:
-    """Released buffers on their way back to their policy."""
+    """Released buffers on their way back to their policy, for ``runs`` runs."""
 
     def __init__(self, runs: int = QUARANTINE_RUNS) -> None:
         self._runs = runs
@@ -28,10 +28,11 @@ class Quarantine:
         self._inmates: list[_Inmate] = []
 
     def add(self, slot: Slot) -> None:
+        """Take a buffer that was just released."""
         self._fresh.append(slot)
 
     def flush(self, device: Device, run: int) -> None:
-        """Everything recorded was submitted: a queue write now comes after it."""
+        """Overwrite what was released before ``run``'s flush: a queue write now comes after all that was submitted."""
         for slot in self._fresh:
             chunk = bytes([POISON]) * min(slot.size, _CHUNK_BYTES)
             for offset in range(0, slot.size, len(chunk)):
@@ -41,11 +42,12 @@ class Quarantine:
         self._fresh.clear()
 
     def begin_run(self, run: int, give_back: Callable[[Slot], None]) -> None:
+        """Call ``give_back`` for every buffer whose time is over when ``run`` begins."""
         while self._inmates and run - self._inmates[0].since_run >= self._runs:
             give_back(self._inmates.pop(0).slot)
 
     def drain(self) -> list[int]:
-        """Forget every buffer in it; their ids."""
+        """Forget every buffer in it; returns their ids."""
         ids = [slot.id for slot in self._fresh] + [inmate.slot.id for inmate in self._inmates]
         self._fresh.clear()
         self._inmates.clear()

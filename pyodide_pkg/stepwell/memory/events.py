@@ -9,26 +9,32 @@ from stepwell.memory.class_stats import Eviction
 
 
 class Observer(Protocol):
-    """Told of every event of a pool, after it happened.  A pool without observers pays nothing for them."""
+    """Whoever is told of every event of a pool, after it happened.  A pool without observers pays nothing for them."""
 
-    def created(self, buffer_id: int, size: int, role: Role, label: str) -> None: ...
+    def created(self, buffer_id: int, size: int, role: Role, label: str) -> None:
+        """Note a buffer of ``size`` bytes that was created, for a lease of ``role`` and ``label``."""
 
-    def destroyed(self, buffer_id: int, size: int, cause: Eviction) -> None: ...
+    def destroyed(self, buffer_id: int, size: int, cause: Eviction) -> None:
+        """Note a buffer of ``size`` bytes that was destroyed."""
 
-    def acquired(self, buffer: Buffer) -> None: ...
+    def acquired(self, buffer: Buffer) -> None:
+        """Note a lease that began."""
 
-    def released(self, buffer: Buffer) -> None: ...
+    def released(self, buffer: Buffer) -> None:
+        """Note a lease that ended."""
 
-    def flushed(self, serial: int) -> None: ...
+    def flushed(self, serial: int) -> None:
+        """Note that the flush of that number was carried out."""
 
-    def run_began(self, run: int) -> None: ...
+    def run_began(self, run: int) -> None:
+        """Note that the run of that number, from 1, began."""
 
     def failed(self, what: str, nbytes: int) -> None:
-        """``what``: ``oom`` or ``lost``; ``nbytes`` were reserved."""
+        """Note that memory ran out (``what`` is ``oom``) or the device was ``lost``, with ``nbytes`` reserved."""
 
 
 class Event(NamedTuple):
-    """``action`` is the observer's method; ``buffer`` 0, ``label`` and ``detail`` empty where they do not apply."""
+    """One event: ``action`` is the observer's method; what does not apply is 0 or empty."""
 
     time_us: int
     run: int
@@ -41,7 +47,7 @@ class Event(NamedTuple):
     detail: str
 
 
-class EventLog:
+class EventLog(Observer):
     """The last ``limit`` events with their times (µs from an arbitrary start)."""
 
     def __init__(self, limit: int = 100_000) -> None:

@@ -1,4 +1,4 @@
-"""Says in plain words what a pool is doing with memory, and why."""
+"""What a pool is doing with memory, and why, in plain words."""
 
 from stepwell.memory.buffer import mib
 from stepwell.memory.class_stats import ClassStats, Eviction
@@ -15,8 +15,8 @@ _REASONS = {
     Eviction.LOST: "the device was lost",
 }
 _CHURN = 0.5  # evictions per run that are worth a sentence
-_CHURN_RUNS = 4  # over at least so many runs, and not longer ago
-_DEAD_SHARE = 20  # free bytes that are worth a sentence: one part in so many of all
+_CHURN_RUNS = 4  # that it must go on for, and the most that may have passed since
+_DEAD_SHARE = 20  # a class that is all free is worth a sentence from one 20th of all bytes
 _ADVICE = {
     Eviction.LIMIT: "Raise the limit of this class or choose adaptive.",
     Eviction.WINDOW: "A longer window would keep them.",
@@ -43,7 +43,7 @@ def explain(pool: BufferPool) -> str:
 def _churn(stats: ClassStats, pool: BufferPool) -> str:
     """A class that is created and destroyed over and over; empty if it is not, or no more."""
     runs = stats.last_eviction_run - stats.first_eviction_run + 1
-    if runs < _CHURN_RUNS or pool.run - stats.last_eviction_run >= _CHURN_RUNS:
+    if runs < _CHURN_RUNS or pool.inventory.run - stats.last_eviction_run >= _CHURN_RUNS:
         return ""
     made = stats.evictions.total() / runs
     if made < _CHURN:
@@ -60,7 +60,7 @@ def _churn(stats: ClassStats, pool: BufferPool) -> str:
 
 def _dead_weight(stats: ClassStats, pool: BufferPool) -> str:
     """A class that is all free; empty if it is in use or small."""
-    if stats.live or stats.buffers * stats.size * _DEAD_SHARE <= pool.reserved_bytes:
+    if stats.live or stats.buffers * stats.size * _DEAD_SHARE <= pool.ledger.reserved_bytes:
         return ""
     return f"class {mib(stats.size)} ({stats.role}): {stats.buffers} free, none in use: {_why_kept(pool, stats)}."
 
@@ -75,11 +75,11 @@ def _why_kept(pool: BufferPool, stats: ClassStats) -> str:
 def _limits(pool: BufferPool) -> list[str]:
     budget, lines = pool.budget, []
     if budget.limit is not None:
-        used = pool.reserved_bytes + pool.in_flight_bytes
         kind = "hard" if budget.hard else "soft"
-        lines.append(f"{kind} budget {mib(budget.limit)}: {100 * used / budget.limit:.0f} % used.")
+        used = 100 * pool.inventory.held_bytes / budget.limit
+        lines.append(f"{kind} budget {mib(budget.limit)}: {used:.0f} % used.")
     if budget.failed_at is not None:
         lines.append(f"the device ran out of memory at {mib(budget.failed_at)} reserved; the budget was lowered.")
-    if pool.in_flight_bytes:
-        lines.append(f"{mib(pool.in_flight_bytes)} destroyed, but the GPU may still be using them.")
+    if pool.inventory.in_flight.nbytes:
+        lines.append(f"{mib(pool.inventory.in_flight.nbytes)} destroyed, but the GPU may still be using them.")
     return lines

@@ -5,7 +5,7 @@ asked for; the difference of the last two is padding.  A free buffer stays on th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from stepwell.memory.buffer import Role
@@ -46,22 +46,27 @@ class MemoryReport:
 
     @property
     def free_bytes(self) -> int:
+        """Bytes of the buffers that nobody has leased."""
         return self.reserved_bytes - self.in_use_bytes
 
     @property
     def padding_bytes(self) -> int:
+        """Bytes in use that nobody asked for."""
         return self.in_use_bytes - self.requested_bytes
 
 
+@dataclass(slots=True)
 class Account:
-    """One role's reserved bytes."""
+    """One role's bytes and number of buffers: now, at the peak, and moved in and out from the pool's start."""
 
-    __slots__ = ("allocated", "buffers", "freed", "peak_reserved", "reserved")
-
-    def __init__(self) -> None:
-        self.allocated = self.buffers = self.freed = self.peak_reserved = self.reserved = 0
+    reserved: int = 0
+    peak_reserved: int = 0
+    buffers: int = 0
+    allocated: int = 0
+    freed: int = 0
 
     def reserve(self, size: int) -> None:
+        """Enter a buffer of ``size`` bytes."""
         self.buffers += 1
         self.allocated += size
         self.reserved += size
@@ -69,6 +74,7 @@ class Account:
             self.peak_reserved = self.reserved
 
     def give_up(self, size: int) -> None:
+        """Take a buffer of ``size`` bytes off."""
         self.buffers -= 1
         self.freed += size
         self.reserved -= size
@@ -78,36 +84,30 @@ MOST_CLASSES = 4096
 """With exact sizes every token of a growing cache brings a new class: beyond this many, empty ones are forgotten."""
 
 
+@dataclass(slots=True)
 class Ledger:
-    """The pool's books.  The totals are plain attributes, cheap enough to be read before and after every token."""
+    """The pool's books.  The totals are plain attributes, cheap enough to be read before and after every token.
 
-    __slots__ = (
-        "_accounts",
-        "bytes_cleared",
-        "bytes_created",
-        "bytes_destroyed",
-        "classes",
-        "cleared",
-        "created",
-        "destroyed",
-        "hits",
-        "in_use_bytes",
-        "misses",
-        "peak_in_use_bytes",
-        "peak_reserved_bytes",
-        "reserved_bytes",
-    )
+    ``classes``: the size classes by (role, bytes).  Counters count from the pool's start.
+    """
 
-    def __init__(self) -> None:
-        self._accounts = {role: Account() for role in Role}
-        self.classes: dict[tuple[Role, int], ClassStats] = {}
-        self.reserved_bytes = self.in_use_bytes = 0
-        self.peak_reserved_bytes = self.peak_in_use_bytes = 0
-        self.created = self.destroyed = self.hits = self.misses = 0
-        self.bytes_created = self.bytes_destroyed = 0
-        self.cleared = self.bytes_cleared = 0
+    reserved_bytes: int = 0
+    in_use_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    peak_in_use_bytes: int = 0
+    created: int = 0
+    destroyed: int = 0
+    hits: int = 0
+    misses: int = 0
+    bytes_created: int = 0
+    bytes_destroyed: int = 0
+    cleared: int = 0
+    bytes_cleared: int = 0
+    classes: dict[tuple[Role, int], ClassStats] = field(default_factory=dict)
+    _accounts: dict[Role, Account] = field(default_factory=lambda: {role: Account() for role in Role})
 
     def stats(self, role: Role, size: int) -> ClassStats:
+        """The size class of ``size`` bytes of ``role``, a new one if need be."""
         found = self.classes.get((role, size))
         if found is None:
             if len(self.classes) >= MOST_CLASSES:
@@ -116,7 +116,7 @@ class Ledger:
         return found
 
     def note_created(self, stats: ClassStats, missed: bool = True) -> None:
-        """A buffer was created: because no free one fitted (a miss), or ahead of its need."""
+        """Count a buffer that was created: because no free one fitted (``missed``), or ahead of its need."""
         size = stats.size
         if missed:
             self.misses += 1
@@ -131,7 +131,7 @@ class Ledger:
         self._accounts[stats.role].reserve(size)
 
     def moved(self, old: ClassStats, role: Role) -> ClassStats:
-        """A buffer goes to the account of another role; returns its new class.  It must not be leased."""
+        """Move a buffer of class ``old`` that is not leased to the account of ``role``; returns its new class."""
         old.buffers -= 1
         self._accounts[old.role].give_up(old.size)
         new = self.stats(role, old.size)
@@ -140,6 +140,7 @@ class Ledger:
         return new
 
     def note_destroyed(self, stats: ClassStats, cause: Eviction, run: int) -> None:
+        """Count a buffer of the class that was destroyed in ``run``."""
         size = stats.size
         if stats.first_eviction_run < 0:
             stats.first_eviction_run = run
@@ -152,7 +153,7 @@ class Ledger:
         self._accounts[stats.role].give_up(size)
 
     def note_acquired(self, stats: ClassStats) -> None:
-        """``BufferPool.acquire`` does the same without the call."""
+        """Count a lease of the class that began; ``BufferPool.acquire`` does the same without the call."""
         stats.live += 1
         if stats.live > stats.high_water:
             stats.high_water = stats.live
@@ -161,6 +162,7 @@ class Ledger:
             self.peak_in_use_bytes = self.in_use_bytes
 
     def note_released(self, stats: ClassStats) -> None:
+        """Count a lease of the class that ended."""
         stats.live -= 1
         self.in_use_bytes -= stats.size
 
@@ -184,7 +186,7 @@ class Ledger:
         return {role.value: account.reserved for role, account in self._accounts.items() if account.reserved}
 
     def report(self, requested: Mapping[Role, int]) -> MemoryReport:
-        """``requested``: the bytes that the leases of each role asked for, which the ledger does not follow."""
+        """A snapshot.  ``requested``: bytes that the leases of each role asked for; the ledger does not follow it."""
         in_use = dict.fromkeys(Role, 0)
         for stats in self.classes.values():
             in_use[stats.role] += stats.live * stats.size
@@ -210,45 +212,3 @@ class Ledger:
             allocated_by_role=MappingProxyType({role.value: a.allocated for role, a in self._accounts.items()}),
             freed_by_role=MappingProxyType({role.value: a.freed for role, a in self._accounts.items()}),
         )
-
-
-class Figures:
-    """Single figures of a pool's report, for reading before and after every token."""
-
-    ledger: Ledger
-
-    @property
-    def created(self) -> int:
-        return self.ledger.created
-
-    @property
-    def destroyed(self) -> int:
-        return self.ledger.destroyed
-
-    @property
-    def hits(self) -> int:
-        return self.ledger.hits
-
-    @property
-    def misses(self) -> int:
-        return self.ledger.misses
-
-    @property
-    def bytes_created(self) -> int:
-        return self.ledger.bytes_created
-
-    @property
-    def bytes_destroyed(self) -> int:
-        return self.ledger.bytes_destroyed
-
-    @property
-    def reserved_bytes(self) -> int:
-        return self.ledger.reserved_bytes
-
-    @property
-    def in_use_bytes(self) -> int:
-        return self.ledger.in_use_bytes
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        return self.ledger.peak_reserved_bytes

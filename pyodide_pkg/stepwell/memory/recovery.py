@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 async def fence(pool: BufferPool) -> None:
     """Wait until the GPU has done all that was submitted: the bytes of destroyed buffers are free then."""
-    serial = pool.serial
+    serial = pool.inventory.serial
     try:
         await pool.device.wait()
     except DeviceLost:
         pool.note_lost()
         raise
-    pool.note_complete(serial)
+    pool.inventory.note_complete(serial)
 
 
 async def make_room(pool: BufferPool, nbytes: int) -> None:
@@ -34,31 +34,32 @@ async def make_room(pool: BufferPool, nbytes: int) -> None:
     """
     async with pool.step():
         pool.flush()
-        pool.reclaim(pool.excess(nbytes), Eviction.BUDGET)
+        pool.reclaim(pool.budget.excess(pool.inventory.held_bytes + nbytes))
         pool.flush()
         await fence(pool)
 
 
 async def recover(pool: BufferPool) -> None:
-    """After an OutOfMemory: give up all free buffers, wait for the GPU, and lower the budget.
+    """Give up all free buffers after an OutOfMemory, wait for the GPU, and lower the budget.
 
-    The step that failed must have been abandoned.  Leases that are younger than the last step known to be good may
-    have no memory behind them: they are destroyed when they are released.  Raises DeviceLost if the device is gone.
+    The step that failed must have been abandoned, and its turn given back.  Leases that are younger than the last step
+    known to be good may have no memory: they are destroyed when they are released.  Raises DeviceLost if the device is
+    gone.
     """
     async with pool.step():
-        reserved = pool.reserved_bytes
+        reserved = pool.ledger.reserved_bytes
         pool.inventory.note_failure("oom")
         await _settle_errors(pool)
         pool.inventory.doubt_unconfirmed()
         pool.flush()
-        pool.give_up_free(Eviction.OOM)
+        pool.trim(Eviction.OOM)
         pool.flush()
         await fence(pool)
         pool.budget.shrink(reserved)
 
 
 async def _settle_errors(pool: BufferPool) -> None:
-    """Collect the errors of the failed step's other buffers; what is submitted may still be running afterwards."""
+    """Collect the errors of the failed step's other buffers; what is submitted may still be running after that."""
     try:
         await pool.device.wait()
     except DeviceLost:
@@ -71,8 +72,8 @@ async def _settle_errors(pool: BufferPool) -> None:
 async def retrying(pool: BufferPool, step: Callable[[], Awaitable[T]]) -> T:
     """Run ``step``; when memory runs out, make room and run it once more.
 
-    ``step`` is a transaction: when it raises it has given back what it acquired, and can run again.  If it fails
-    again, the error says who holds what.
+    ``step`` is a transaction: when it raises it has given back what it acquired, and its turn, and can run again.  If
+    it fails again, the error says who holds what.  Not from within a step of the pool.
     """
     try:
         return await step()
@@ -94,10 +95,10 @@ async def retrying(pool: BufferPool, step: Callable[[], Awaitable[T]]) -> T:
 
 
 def holders(pool: BufferPool, lines: int = 5) -> str:
-    """Who holds what, the largest first: ``kv 1.2 GiB in 64 buffers (k 600 MiB, v 600 MiB); weights …``."""
+    """A text of who holds what, the largest first: ``kv 1.2 GiB in 64 buffers (k 600 MiB, v 600 MiB); weights …``."""
     by_role: dict[str, Counter[str]] = {}
     counts: Counter[str] = Counter()
-    for buffer in pool.leases():
+    for buffer in pool.inventory.leases():
         group = buffer.label.rstrip("0123456789.") or "unnamed"
         by_role.setdefault(buffer.role.value, Counter())[group] += buffer.size
         counts[buffer.role.value] += 1
@@ -106,5 +107,5 @@ def holders(pool: BufferPool, lines: int = 5) -> str:
         largest = ", ".join(f"{label} {mib(nbytes)}" for label, nbytes in labels.most_common(3))
         parts.append(f"{role} {mib(labels.total())} in {counts[role]:,} buffers ({largest})")
     held = "; ".join(parts) or "nothing is leased"
-    free = pool.reserved_bytes - pool.in_use_bytes
-    return f"In use {mib(pool.in_use_bytes)}, free {mib(free)}. Held by: {held}."
+    free = pool.ledger.reserved_bytes - pool.ledger.in_use_bytes
+    return f"In use {mib(pool.ledger.in_use_bytes)}, free {mib(free)}. Held by: {held}."

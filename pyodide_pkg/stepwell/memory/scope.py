@@ -11,15 +11,17 @@ Workspaces = Callable[[str, tuple[int, ...], str, int], Buffer]
 
 
 class Acquires(Protocol):
-    """What a model records with: anything that hands out activations, which end with the step, and workspaces."""
+    """What a model records with: hands out activations, which end with the step, and workspaces."""
 
-    def acquire(self, nbytes: int, label: str) -> Buffer: ...
+    def acquire(self, nbytes: int, label: str) -> Buffer:
+        """An activation of ``nbytes``."""
 
-    def workspace(self, node: str, shape: tuple[int, ...], label: str, nbytes: int) -> Buffer: ...
+    def workspace(self, node: str, shape: tuple[int, ...], label: str, nbytes: int) -> Buffer:
+        """The workspace of ``nbytes`` that the variant of ``node`` for the class ``shape`` owns."""
 
 
-class Scope:
-    """Acquires activations one by one and releases them in reverse order.
+class Scope(Acquires):
+    """The activations of a step: acquired one by one (``held``), released in reverse order.
 
     The order matters: with last-in-first-out free lists each site then gets the same buffer in every step, which keeps
     bind groups valid.
@@ -31,7 +33,7 @@ class Scope:
         self._workspaces = workspaces
 
     def workspace(self, node: str, shape: tuple[int, ...], label: str, nbytes: int) -> Buffer:
-        """Without a cache of variants a workspace is an activation like any other."""
+        """The variant's workspace; without a cache of variants an activation like any other."""
         if self._workspaces is None:
             return self.acquire(nbytes, label)
         return self._workspaces(node, shape, label, nbytes)
@@ -42,16 +44,17 @@ class Scope:
         return buffer
 
     def end_step(self) -> None:
-        """The step was submitted, or will not be."""
+        """Give back what ends with a step that was submitted, or will not be."""
         self.release()
 
     def release(self) -> None:
+        """Release every buffer that is held."""
         while self.held:
             self._pool.release(self.held.pop())
 
 
 class KeptScope(Scope):
-    """Keeps its buffers from step to step, for steps that are all alike: the n-th acquire gets the n-th buffer."""
+    """A scope for steps that are all alike: it keeps its buffers, and the n-th acquire of a step gets the n-th one."""
 
     def __init__(self, pool: BufferPool, workspaces: Workspaces) -> None:
         super().__init__(pool, workspaces)
@@ -59,10 +62,8 @@ class KeptScope(Scope):
 
     def acquire(self, nbytes: int, label: str) -> Buffer:
         if self._next < len(self.held) and self.held[self._next].requested != nbytes:
-            del_from = self.held[self._next :]
-            self.held = self.held[: self._next]
-            for buffer in reversed(del_from):
-                self._pool.release(buffer)
+            while len(self.held) > self._next:
+                self._pool.release(self.held.pop())
         if self._next == len(self.held):
             super().acquire(nbytes, label)
         self._next += 1

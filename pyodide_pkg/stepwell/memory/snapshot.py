@@ -59,7 +59,7 @@ def torch_snapshot(pool: BufferPool, log: EventLog | None = None) -> dict[str, A
 
 
 def torch_pickle(snapshot: dict[str, Any]) -> bytes:
-    """What the viewer reads: it knows protocols 2 to 4, and the opcodes of plain data."""
+    """A ``torch_snapshot`` as the viewer reads it: it knows protocols 2 to 4, and the opcodes of plain data."""
     import pickle
 
     return pickle.dumps(snapshot, protocol=4)

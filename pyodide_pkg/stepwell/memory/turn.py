@@ -9,52 +9,49 @@ from stepwell.gpu.clock import now_ms
 
 
 class Turn:
-    """Whose step is under way: that of the task that took the turn last and has not given it back."""
+    """Whose step is under way: ``task`` holds ``lock``; None: nobody's."""
 
-    __slots__ = ("_lock", "_task")
+    __slots__ = ("lock", "task")
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._task: Task[Any] | None = None
+        self.lock = Lock()
+        self.task: Task[Any] | None = None
 
     @property
     def is_others(self) -> bool:
         """Whether a step of another task is under way."""
-        return self._task is not None and self._task is not current_task()
-
-    async def take(self) -> None:
-        """Wait for the turn.  PoolError if the task has it already: it would wait for itself."""
-        task = current_task()
-        if self._task is task:
-            raise PoolError("a step within a step: submit the first one before the pool is asked for another.")
-        await self._lock.acquire()
-        self._task = task
+        return self.task is not None and self.task is not current_task()
 
     def give_back(self) -> None:
-        """Let the next one have it."""
-        self._task = None
-        self._lock.release()
+        """Let the next task have it."""
+        self.task = None
+        self.lock.release()
 
 
 class PoolStep:
-    """What ``BufferPool.step`` returns: ``async with`` takes the turn, calls ``begin`` and gives the turn back.
+    """What ``BufferPool.step`` returns: ``async with`` waits for the turn, calls ``begin`` and gives the turn back.
 
-    ``as`` is given the time in ms (``now_ms``) at which the turn came, before ``begin``.
+    ``as`` is given the time in ms (``now_ms``) when the turn came, before ``begin``.
     """
 
     __slots__ = ("_begin", "_turn")
 
-    def __init__(self, turn: Turn, begin: Callable[[], None]) -> None:
+    def __init__(self, turn: Turn, begin: Callable[[], None] | None) -> None:
         self._turn, self._begin = turn, begin
 
     async def __aenter__(self) -> float:
-        await self._turn.take()
+        turn, task = self._turn, current_task()
+        if task is not None and turn.task is task:  # it would wait for itself
+            raise PoolError("a step within a step: submit the first one before the pool is asked for another.")
+        await turn.lock.acquire()
+        turn.task = task
         start = now_ms()
-        try:
-            self._begin()
-        except BaseException:
-            self._turn.give_back()
-            raise
+        if self._begin is not None:
+            try:
+                self._begin()
+            except BaseException:
+                turn.give_back()
+                raise
         return start
 
     async def __aexit__(self, *_: object) -> None:

@@ -141,7 +141,7 @@ def _empty_passes(target: Buffer) -> Step:
 
 def _attributed(step: Step, launcher: Launcher, session: DecodeSession) -> list[Attributed]:
     """The launches of ``step``, which is under way, in the order of their passes."""
-    leases = {lease.id: lease for lease in launcher.pool.leases()}
+    leases = {lease.id: lease for lease in launcher.pool.inventory.leases()}
     return [
         attribute(command, leases, rows=step.rows, length=step.length, position_bytes=session.position_bytes)
         for command in step.commands

@@ -216,7 +216,7 @@ class TraceRecorder:
         self._count = 0
         self._runs = 0
         self.events: list[Event] = []
-        for buffer in pool.leases():
+        for buffer in pool.inventory.leases():
             self.acquired(buffer)
         pool.observe(self)
 

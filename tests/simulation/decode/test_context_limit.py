@@ -53,10 +53,10 @@ def test_a_prompt_beyond_the_context_changes_nothing(model: Path, kv: str) -> No
         lab = await DecodeLab().load(model)
         session = lab.session(kv, ROOM)
         first = ids(await tokens(session, PROMPT, 3))
-        before, created = lab.pool.in_use_bytes, lab.pool.ledger.created
+        before, created = lab.pool.ledger.in_use_bytes, lab.pool.ledger.created
         with pytest.raises(ContextFull, match=r"14 tokens, 7 are in the cache already; the context holds 20\. Shorten"):
             await tokens(session, list(range(14)), 3)
-        assert (session.length, lab.pool.in_use_bytes, lab.pool.ledger.created) == (7, before, created)
+        assert (session.length, lab.pool.ledger.in_use_bytes, lab.pool.ledger.created) == (7, before, created)
         more = ids(await tokens(session, [first[-1], *range(12)], 3))  # exactly full: one token, of the last position
         assert len(more) == 1
         assert session.length == ROOM

@@ -150,7 +150,7 @@ def test_out_of_memory_once_at_every_create(policy: str, debug: bool) -> None:
         pool.trim()
         pool.flush()
         assert device.table_sizes()["buffers"] == 0
-        assert pool.reserved_bytes == pool.in_use_bytes == 0
+        assert pool.ledger.reserved_bytes == pool.ledger.in_use_bytes == 0
         assert pool.budget.failed_at is not None, "the budget has shrunk"
 
     for index in SPANS[policy]:
@@ -191,7 +191,7 @@ def test_buffers_of_the_failed_step_are_not_pooled() -> None:
         for buffer in (kept, doubtful):
             pool.release(buffer)
         pool.flush()
-        assert pool.state(doubtful.id) is State.DESTROYED
+        assert pool.inventory.state(doubtful.id) is State.DESTROYED
         assert pool.acquire(4096, Role.KV).id == kept.id
         evictions = {cause for row in pool.classes() for cause in row["evictions"]}
         assert evictions == {Eviction.OOM}
@@ -231,7 +231,7 @@ def test_the_budget_shrinks_and_recovers() -> None:
         pool = BufferPool(FakeDevice(), budget_bytes=100 * MIB)
         for site in range(10):
             pool.acquire(5 * MIB, Role.KV, site=site)
-        reserved = pool.reserved_bytes
+        reserved = pool.ledger.reserved_bytes
         await retrying(pool, raises_once(OutOfMemory("x")))
         assert pool.budget.limit == int(0.7 * reserved)
         limits = set()
@@ -297,8 +297,8 @@ def test_device_loss_at_every_flush_and_a_rebuild(policy: str) -> None:
         with pytest.raises(DeviceLost):
             await decode.run()
         assert decode.history == list(range(1, dies_at + 1)), "the step that died is not committed"
-        assert (pool.reserved_bytes, pool.in_use_bytes, pool.in_flight_bytes) == (0, 0, 0)
-        assert pool.generation == 1
+        assert (pool.ledger.reserved_bytes, pool.ledger.in_use_bytes, pool.inventory.in_flight.nbytes) == (0, 0, 0)
+        assert pool.inventory.generation == 1
         for buffer in held:
             with pytest.raises(DeviceLost, match="died with its device"):
                 pool.check(buffer)
@@ -343,9 +343,9 @@ def test_high_water_marks_survive_a_loss() -> None:
     pool.release(pool.acquire(5000, Role.ACTIVATION))
     for _ in range(3):
         run()
-    created = pool.created
+    created = pool.ledger.created
     run()
-    assert pool.created == created
+    assert pool.ledger.created == created
 
 
 def test_loss_while_destroying() -> None:
@@ -357,7 +357,7 @@ def test_loss_while_destroying() -> None:
     device.lose()
     with pytest.raises(DeviceLost):
         pool.flush()
-    assert pool.reserved_bytes == 0
+    assert pool.ledger.reserved_bytes == 0
     pool.release(buffers[3])  # died with its device
     pool.flush()
     pool.close()
@@ -375,12 +375,12 @@ def test_after_a_loss_no_policy_hands_out_a_dead_buffer(policy: str) -> None:
         with pytest.raises(DeviceLost):
             pool.acquire(nbytes, Role.KV)
     pool.note_lost()
-    assert pool.generation == 1, "one loss"
+    assert pool.inventory.generation == 1, "one loss"
     second = FakeDevice()
     pool.rebuild(second)
     buffer = pool.acquire(4096, Role.KV)
     assert second.get(buffer.id, FakeBuffer, "test").size == buffer.size
-    assert pool.generation == 1
+    assert pool.inventory.generation == 1
 
 
 def test_a_rebuild_without_a_noticed_loss() -> None:
@@ -390,7 +390,7 @@ def test_a_rebuild_without_a_noticed_loss() -> None:
     pool.rebuild(FakeDevice())
     with pytest.raises(DeviceLost, match="died with its device"):
         pool.check(buffer)
-    assert (pool.reserved_bytes, pool.in_use_bytes, pool.generation) == (0, 0, 1)
+    assert (pool.ledger.reserved_bytes, pool.ledger.in_use_bytes, pool.inventory.generation) == (0, 0, 1)
 
 
 def test_loss_at_a_fence() -> None:
@@ -401,7 +401,7 @@ def test_loss_at_a_fence() -> None:
         device.lose()
         with pytest.raises(DeviceLost):
             await make_room(pool, 4096)
-        assert (pool.generation, pool.reserved_bytes) == (1, 0)
+        assert (pool.inventory.generation, pool.ledger.reserved_bytes) == (1, 0)
         with pytest.raises(DeviceLost):
             await retrying(pool, raises_once(OutOfMemory("reported before the loss")))
 
@@ -416,11 +416,11 @@ def test_zeroing_survives_a_failed_step() -> None:
     pool.flush()
     buffer = pool.acquire(4096, Role.KV, zero=Zero.ALWAYS)
     pool.release(buffer)
-    assert pool.take_clears() == {buffer.id: 4096}
+    assert pool.inventory.take_clears() == {buffer.id: 4096}
     pool.acquire(4096, Role.KV, zero=Zero.NEVER)
     pool.flush()
     pool.trim()
-    assert pool.take_clears() == {}
+    assert pool.inventory.take_clears() == {}
 
 
 # ---- a real session -------------------------------------------------------------------------------------------------
@@ -464,11 +464,11 @@ def test_out_of_memory_at_every_create_of_a_session(small_model: Path, kv: str) 
     async def run(index: int) -> None:
         rig = Rig(FaultyDevice([index]))
         await rig.load(small_model)
-        before = rig.pool.in_use_bytes
+        before = rig.pool.ledger.in_use_bytes
         events = await rig.decode(kv)
         assert [event.position for event in events] == [3, 4, 5, 6, 7, 8]
         rig.pool.flush()
-        assert rig.pool.in_use_bytes - rig.launcher.kernels.workspace_bytes == before
+        assert rig.pool.ledger.in_use_bytes - rig.launcher.kernels.workspace_bytes == before
         rig.launcher.close()
         rig.model.close()
         rig.pool.close()
@@ -495,7 +495,7 @@ def test_device_loss_at_every_submit_of_a_session(small_model: Path, kv: str) ->
         with pytest.raises(DeviceLost):
             async for event in session.generate([1, 2, 3], Generation(max_tokens=6)):
                 events.append(event)  # noqa: PERF401  (what came before the loss counts)
-        assert (rig.pool.reserved_bytes, rig.pool.in_use_bytes) == (0, 0)
+        assert (rig.pool.ledger.reserved_bytes, rig.pool.ledger.in_use_bytes) == (0, 0)
         # what was committed, and no more: the last token was chosen but not yet fed
         chosen = [event.id for event in events]
         assert list(session.history) == ([1, 2, 3, *chosen[:-1]] if events else [])

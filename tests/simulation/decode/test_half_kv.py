@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def requested(lab: DecodeLab) -> int:
     """Bytes of K and V that were asked for and are in use."""
-    return sum(lease.requested for lease in lab.pool.leases() if lease.role is Role.KV)
+    return sum(lease.requested for lease in lab.pool.inventory.leases() if lease.role is Role.KV)
 
 
 @pytest.mark.parametrize("kv", KV_MODES)

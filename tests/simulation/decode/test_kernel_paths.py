@@ -88,11 +88,11 @@ def test_rows_that_no_workgroup_can_hold(model: Path) -> None:
         session = lab.session()
         assert session.kernels == {"kernels": "split", "fused": False, **NO_MORE}
         session.close()
-        before = lab.pool.in_use_bytes
+        before = lab.pool.ledger.in_use_bytes
         wanted = lab.another(LaunchOptions(fused=Switch.ON))
         with pytest.raises(BadRequest, match=r"fused is on, but a row of 64 values takes 8,448 B .* gives it 8,192 B"):
             lab.session(launcher=wanted)
-        assert lab.pool.in_use_bytes == before
+        assert lab.pool.ledger.in_use_bytes == before
         wanted.close()
         lab.close()
 

@@ -269,10 +269,10 @@ def test_what_is_given_up_takes_its_plans_with_it(
 
 def spoil(what: str, lab: DecodeLab, scalars: tuple[int, ...]) -> None:
     """A replay did something else than its step."""
-    logits = [lease.id for lease in lab.pool.leases() if lease.label == "logits"]
+    logits = [lease.id for lease in lab.pool.inventory.leases() if lease.label == "logits"]
     for handle in [scalars[-1]] if what == "token" else logits:
         lab.device.get(handle, FakeBuffer, "test").view(0, 4)[:] = b"\x2a\x00\x00\x00"
-    for lease in lab.pool.leases():  # and its KV is wrong as well
+    for lease in lab.pool.inventory.leases():  # and its KV is wrong as well
         if lease.label in ("k.0", "v.1"):
             view = lab.device.get(lease.id, FakeBuffer, "test").view(scalars[1] * 128, 128)
             view[:] = bytes(128)
@@ -288,7 +288,7 @@ def test_a_first_replay_that_differs(
 
     async def run() -> None:
         lab = await DecodeLab(LaunchOptions(readback_depth=depth)).load(model)
-        in_use = lab.pool.in_use_bytes
+        in_use = lab.pool.ledger.in_use_bytes
         lab.device.spoil = lambda number, scalars: spoil(what, lab, scalars)
         session = lab.session(kv, 256)
         events = await tokens(session, PROMPT, 40)
@@ -301,11 +301,11 @@ def test_a_first_replay_that_differs(
         assert report["refused"]["differs"] == refused["differs"]
         assert (report["recorded"], report["invalidated"]) == (1, 1)
         assert len(lab.launcher.plans) == 0
-        labels = Counter(lease.label for lease in lab.pool.leases())
+        labels = Counter(lease.label for lease in lab.pool.inventory.leases())
         assert labels["logits"] == labels["normed"] == 1, "the step that was done again took nothing twice"
         session.close()
         lab.pool.flush()
-        assert lab.pool.in_use_bytes - lab.launcher.kernels.workspace_bytes == in_use
+        assert lab.pool.ledger.in_use_bytes - lab.launcher.kernels.workspace_bytes == in_use
         # another session may be luckier
         lab.device.spoil = None
         other = lab.session("static", 256)

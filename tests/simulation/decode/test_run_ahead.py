@@ -371,7 +371,7 @@ def test_a_task_that_is_cancelled_in_mid_flight(model: Path, kv: str, depth: int
 def test_out_of_memory_at_every_create(model: Path, expected: Sequence[TokenEvent], kv: str, policy: str) -> None:
     async def run(index: int | None) -> tuple[int, int]:
         lab = await DecodeLab(ahead(4), policy, out_of_memory=() if index is None else [index]).load(model)
-        loaded, in_use = lab.device.creates, lab.pool.in_use_bytes
+        loaded, in_use = lab.device.creates, lab.pool.ledger.in_use_bytes
         session = lab.session(kv)
         events = await tokens(session, PROMPT, 10)
         assert ids(events) == ids(expected)[:10], index
@@ -380,7 +380,7 @@ def test_out_of_memory_at_every_create(model: Path, expected: Sequence[TokenEven
             assert lab.pool.budget.failed_at is not None
         session.close()
         lab.pool.flush()
-        assert lab.pool.in_use_bytes - lab.launcher.kernels.workspace_bytes == in_use
+        assert lab.pool.ledger.in_use_bytes - lab.launcher.kernels.workspace_bytes == in_use
         lab.close()
         return loaded, lab.device.creates
 
@@ -407,7 +407,7 @@ def test_a_loss_at_every_submit_and_replay(model: Path, expected: Sequence[Token
                 found.append(event.id)  # noqa: PERF401  (what came before the loss counts)
         assert found == ids(expected)[: len(found)]
         assert list(session.history) == ([*PROMPT, *found[:-1]] if found else [])
-        assert (lab.pool.reserved_bytes, lab.pool.in_use_bytes) == (0, 0)
+        assert (lab.pool.ledger.reserved_bytes, lab.pool.ledger.in_use_bytes) == (0, 0)
         session.close()
         lab.launcher.release_run()
         lab.launcher.close()
@@ -440,7 +440,7 @@ def test_a_hard_budget_that_is_met_in_mid_decode(model: Path, expected: Sequence
         async for event in session.generate(PROMPT, Generation(max_tokens=40)):
             found.append(event.id)
             if event.index == 6:
-                lab.pool.set_budget(lab.pool.in_use_bytes + 65_536, hard=True)
+                lab.pool.set_budget(lab.pool.ledger.in_use_bytes + 65_536, hard=True)
         assert found == ids(expected)
         session.close()
         lab.close()
@@ -464,13 +464,13 @@ def test_the_tokens_counters_add_up_to_the_launchers(model: Path, kv: str, depth
         lab = await DecodeLab(LaunchOptions.from_dict({**options.as_dict(), "readback_depth": depth})).load(model)
         session = lab.session(kv)
         for prompt in (PROMPT, [1] * 70):
-            before, created = lab.launcher.counters.copy(), lab.pool.created
+            before, created = lab.launcher.counters.copy(), lab.pool.ledger.created
             events = await tokens(session, prompt, 14)
             spent = lab.launcher.counters.since(before)
             for name in COUNTERS:
                 if name != "replayed":  # of tokens: a recording's trial is none
                     assert sum(getattr(e.counters, name) for e in events) == getattr(spent, name), name
-            assert sum(e.counters.buffers_created for e in events if e.counters) <= lab.pool.created - created
+            assert sum(e.counters.buffers_created for e in events if e.counters) <= lab.pool.ledger.created - created
             if not options.replay:
                 launches = [event.counters.launches for event in events[1:] if event.counters]
                 assert launches == sorted(launches), "each token has the cost of its own step"

@@ -126,7 +126,7 @@ def test_a_rehearsed_step_has_the_settings(model: Path) -> None:
         last = (await tokens(session, PROMPT, 4, sampling=SAMPLING))[-1].id
         async with aclosing(session.rehearse(last, Generation(sampling=SAMPLING), lab.another())) as steps:
             async for step in steps:
-                settings = [lease for lease in lab.pool.leases() if lease.label == "sampling settings"]
+                settings = [lease for lease in lab.pool.inventory.leases() if lease.label == "sampling settings"]
                 assert len(settings) == 2, "the session's and the rehearsal's"
                 used = [lease.id for lease in settings if lease.id in step.buffers]
                 assert [lab.device.get(handle, FakeBuffer, "test").get(0, 16) for handle in used] == [SAMPLING.settings]

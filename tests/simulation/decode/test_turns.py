@@ -252,9 +252,23 @@ def test_a_step_within_a_step_is_an_error_and_the_pool_goes_on() -> None:
             for inner in nested:
                 with pytest.raises(PoolError, match="a step within a step"):
                     await (inner if asyncio.iscoroutine(inner) else inner.__aenter__())
-            assert await launcher.peek_in_step(buffer, 64) == bytes(64)
+            assert await launcher.peek(buffer, 64, in_step=True) == bytes(64)
         async with asyncio.timeout(1):
             assert await launcher.peek(buffer, 64) == bytes(64)
+
+    asyncio.run(run())
+
+
+def test_a_look_gives_its_turn_back_before_it_is_read() -> None:
+    async def run() -> None:
+        device = DecodeDevice()
+        device.turns = TURNS
+        pool = BufferPool(device)
+        look = asyncio.create_task(Launcher(device, pool).peek(pool.acquire(64, Role.KV), 64))
+        await turns(10)
+        async with pool.step():
+            assert not look.done()
+        assert await look == bytes(64)
 
     asyncio.run(run())
 

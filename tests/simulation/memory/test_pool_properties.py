@@ -10,7 +10,6 @@ from stepwell.errors import BudgetExceeded, PoolError
 from stepwell.gpu.fake_device import FakeDevice
 from stepwell.gpu.fake_objects import FakeBuffer
 from stepwell.memory.buffer import Buffer, Role, State, Zero
-from stepwell.memory.class_stats import Eviction
 from stepwell.memory.policies import POLICIES, make_policy
 from stepwell.memory.policies.base import Policy
 from stepwell.memory.pool import BufferPool
@@ -53,23 +52,23 @@ class World:
     decisions: list[object] = field(default_factory=list)
 
     def acquire(self, nbytes: int, role: Role, site: int, zero: Zero, session: int, host: bool) -> None:
-        created = self.pool.created
+        created = self.pool.ledger.created
         try:
             buffer = self.pool.acquire(nbytes, role, "x", site, zero=zero, session=session, host=host)
         except BudgetExceeded as error:
             assert self.pool.budget.hard
-            assert error.requested + self.pool.reserved_bytes + self.pool.in_flight_bytes > error.budget
+            assert self.pool.inventory.held_bytes + error.requested > error.budget
             self.decisions.append("budget")
             return
         assert buffer.size >= nbytes
         assert buffer.id not in {lease.id for lease in self.leases}, "handed out twice"
         if buffer.id in self.released:
-            assert self.pool.created == created
+            assert self.pool.ledger.created == created
             assert not host and role not in (Role.UNIFORM, Role.STAGING), "the CPU would overtake recorded commands"
             assert zero is Zero.NEVER, "the clear would run before the recorded commands"
             assert session == self.released[buffer.id], "another session may record elsewhere"
             del self.released[buffer.id]
-        if self.pool.created > created:
+        if self.pool.ledger.created > created:
             self.check_budget()
         self.leases.append(buffer)
         self.sessions[buffer.id] = session
@@ -77,9 +76,9 @@ class World:
 
     def check_budget(self) -> None:
         """Over the budget is only what is in use, what the GPU is not done with, and what is in quarantine."""
-        if self.pool.excess(0) > 0 and not self.debug:
+        if self.pool.budget.excess(self.pool.inventory.held_bytes) > 0 and not self.debug:
             assert not self.pool.budget.hard
-            states = {self.pool.state(buffer) for buffer in self.pool.inventory.slots}
+            states = {self.pool.inventory.state(buffer) for buffer in self.pool.inventory.slots}
             assert State.FREE_COMPLETE not in states, "a free buffer could have made way"
 
     def release(self, number: int) -> None:
@@ -112,11 +111,11 @@ class World:
                 self.released.clear()
                 getattr(pool, op)()
             case "complete":
-                pool.note_complete(pool.serial)
+                pool.inventory.note_complete(pool.inventory.serial)
             case "trim":
                 pool.trim()
             case "clears":
-                clears = pool.take_clears()
+                clears = pool.inventory.take_clears()
                 for buffer, nbytes in clears.items():
                     assert 0 < nbytes <= self.device.get(buffer, FakeBuffer, "clear").size
                 self.decisions.append(sorted((self.names.get(buffer, -1), nbytes) for buffer, nbytes in clears.items()))
@@ -127,7 +126,7 @@ class World:
             case "grow":
                 self.decisions.append(pool.prepare_growth(number + 1, range(number % 4), runs=3))
             case _:
-                pool.reclaim(number, Eviction.BUDGET)
+                pool.reclaim(number)
 
     def check(self) -> None:
         pool, report = self.pool, self.pool.report()
@@ -146,12 +145,12 @@ class World:
         assert sum(row["hits"] for row in rows) == report.hits
         assert sum(row["misses"] for row in rows) == report.misses
         assert sum(sum(row["evictions"].values()) for row in rows) == report.destroyed
-        assert 0 <= pool.in_flight_bytes <= report.bytes_destroyed
+        assert 0 <= pool.inventory.in_flight.nbytes <= report.bytes_destroyed
         for buffer in self.released:
             self.device.get(buffer, FakeBuffer, "released since the flush, so it exists")
         for lease in self.leases:
             pool.check(lease)
-            assert pool.state(lease.id) is State.LIVE
+            assert pool.inventory.state(lease.id) is State.LIVE
 
 
 def open_world(name: str, debug: bool) -> World:

@@ -255,9 +255,9 @@ def test_a_replay_decides_as_the_live_pool_did(name: str, tmp_path: Path) -> Non
     assert recorder.save(path, {"policy": name}) == len(recorder.events) == 2 + 4 + 6 * (2 + 5 + 1 + 1 + 4) + 2
     replay = simulate(served(read_trace(path)), POLICIES[name].factory())
     others = 2  # weights and uniform: not the chosen policy's
-    assert replay.misses == pool.created - others
-    assert sum(replay.evictions.values()) == pool.destroyed
-    assert replay.acquires == pool.hits + pool.misses - others
+    assert replay.misses == pool.ledger.created - others
+    assert sum(replay.evictions.values()) == pool.ledger.destroyed
+    assert replay.acquires == pool.ledger.hits + pool.ledger.misses - others
     assert [token.position for token in replay.tokens] == [1, 2, 3, 4, 5, 6]
 
 
@@ -279,16 +279,16 @@ def test_pool_and_simulator_agree_on_any_trace(name: str, events: Sequence[Event
             pool.release(leases.pop(value))
         elif op == FLUSH:
             pool.flush()
-            pool.note_complete(pool.serial)
+            pool.inventory.note_complete(pool.inventory.serial)
         else:
             pool.begin_run()
-            pool.note_complete(pool.serial)
+            pool.inventory.note_complete(pool.inventory.serial)
             replayed.append((FLUSH, Cause.DOWNLOAD, NOTHING))
         replayed.append((FLUSH, Cause.DOWNLOAD, NOTHING) if op == FLUSH else (op, value, request))
     pool.flush()
     replayed.append((FLUSH, Cause.DOWNLOAD, NOTHING))
     replay = simulate(replayed, POLICIES[name].factory(), budget)
-    assert (replay.misses, sum(replay.evictions.values())) == (pool.misses, pool.destroyed)
+    assert (replay.misses, sum(replay.evictions.values())) == (pool.ledger.misses, pool.ledger.destroyed)
 
 
 def test_a_live_decode_is_replayed_through_another_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,4 +310,4 @@ def test_a_live_decode_is_replayed_through_another_policy(tmp_path: Path, monkey
     assert kv_creates[3:crossing] == [44] * (crossing - 3)
     assert kv_creates[crossing : crossing + 2] == [64, 64]
     assert set(kv_creates[crossing + 2 :]) == {54}
-    assert pool.misses < 400 < sum(kv_creates)
+    assert pool.ledger.misses < 400 < sum(kv_creates)

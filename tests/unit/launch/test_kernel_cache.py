@@ -145,7 +145,7 @@ async def test_24_shapes_stay_within_the_bound(order: str, bound: int) -> None:
         await rig.attention(64, chunks)
         assert rig.shapes("attention") <= bound
         assert rig.cache.workspace_bytes == rig.ledger_bytes
-        most = max(most, rig.pool.reserved_bytes)
+        most = max(most, rig.pool.ledger.reserved_bytes)
     assert rig.cache.evictions == 24 - (bound - 1)
     assert rig.cache.report() == {
         "attention": {"shapes": bound, "evicted": rig.cache.evictions},
@@ -198,7 +198,7 @@ async def test_with_the_ladder_nothing_is_made_twice(order: str) -> None:
             await rig.attention(shapes.width(50), shapes.chunks(chunks))
             await rig.attention(1, 32)
     assert rig.cache.evictions == 0
-    assert rig.pool.created == rig.shapes("attention") == 6
+    assert rig.pool.ledger.created == rig.shapes("attention") == 6
 
 
 @asynchronous
@@ -437,7 +437,7 @@ async def test_an_evicted_workspace_serves_the_variant_that_comes() -> None:
         rig.pool.begin_run(rig.session)
         rig.cache.workspace("a", (4, chunks), "w", 1000)
         await rig.step(("a", (4, chunks), kernel(1)))
-    assert rig.pool.created == 1
+    assert rig.pool.ledger.created == 1
 
 
 @asynchronous
@@ -452,9 +452,9 @@ async def test_no_session_sees_what_another_left_in_a_workspace() -> None:
     pool.begin_run(second)  # … which writes it
     cache.clear()
     pool.begin_run(first)
-    pool.take_clears()
+    pool.inventory.take_clears()
     assert pool.acquire(4000, Role.ACTIVATION).id == workspace.id
-    assert pool.take_clears() == {workspace.id: 4000}
+    assert pool.inventory.take_clears() == {workspace.id: 4000}
 
 
 @asynchronous
@@ -481,7 +481,7 @@ async def test_a_step_that_ran_out_of_memory_gets_other_workspaces() -> None:
     doubtful, good = leased
     assert doubtful.id != good.id
     assert announced == [frozenset({idle.id, doubtful.id})]
-    assert rig.cache.workspace_bytes == rig.ledger_bytes == rig.pool.reserved_bytes == good.size
+    assert rig.cache.workspace_bytes == rig.ledger_bytes == rig.pool.ledger.reserved_bytes == good.size
     assert rig.compiled() == compiled, "the pipelines stayed"
 
 
@@ -649,4 +649,4 @@ def check_books(rig: Rig, bound: int, uses: Iterable[Use]) -> None:
         if bound and node in in_step:
             assert row["shapes"] <= max(bound + (bound > 1), len(in_step[node]) + (bound > 1))
     assert rig.pipelines == len(rig.cache)
-    assert rig.ledger_bytes == rig.cache.workspace_bytes == rig.pool.reserved_bytes
+    assert rig.ledger_bytes == rig.cache.workspace_bytes == rig.pool.ledger.reserved_bytes

@@ -338,7 +338,7 @@ def test_when_a_run_or_the_launcher_ends() -> None:
 
 def test_pins_last_as_long_as_the_plan() -> None:
     made, (a, b, c, d) = lab()
-    in_use = made.pool.in_use_bytes
+    in_use = made.pool.ledger.in_use_bytes
     first = made.launcher.record(seeds([a, b]), "one", 1, [a, b], 100)
     second = made.launcher.record(seeds([b, c]), "two", 1, [b, c], 100)
     assert first is not None and second is not None
@@ -353,7 +353,7 @@ def test_pins_last_as_long_as_the_plan() -> None:
     for buffer in (b, c, d):
         made.pool.release(buffer)
     assert made.pool.report().by_role[Role.PINNED].in_use_bytes == 0
-    assert made.pool.in_use_bytes == in_use - 4 * SIZE
+    assert made.pool.ledger.in_use_bytes == in_use - 4 * SIZE
 
 
 def test_groups_of_its_own_go_with_it() -> None:
@@ -427,11 +427,11 @@ def test_two_launchers_on_one_pool() -> None:
     for made in (first, second):
         assert made.launcher.plans.get("key") is None
         assert made.launcher.plans.invalidated == 1
-    hooks = len(first.pool.before_destroy)
+    hooks = len(first.pool.inventory.before_destroy)
     recorded(first, [a])
     recorded(second, [a])
     first.launcher.close()
-    assert len(first.pool.before_destroy) == hooks - 1
+    assert len(first.pool.inventory.before_destroy) == hooks - 1
     plan = second.launcher.plans.get("key")
     assert plan is not None, "the other one's stays"
     before = second.count(a)
@@ -452,4 +452,4 @@ def test_after_a_loss() -> None:
     made.pool.note_lost()
     made.launcher.plans.discard(plan)  # its pins died too
     made.launcher.close()
-    assert (len(made.launcher.plans), made.pool.in_use_bytes) == (0, 0)
+    assert (len(made.launcher.plans), made.pool.ledger.in_use_bytes) == (0, 0)

@@ -104,8 +104,8 @@ def test_simple_reuses_exact_sizes_after_the_flush() -> None:
 def test_simple_grows_without_bound() -> None:
     run = GrowingKv("simple", tensors=4, position_bytes=64, positions=10)
     assert run.steps(20) == [4] * 20
-    assert run.pool.destroyed == 0
-    assert run.pool.reserved_bytes == sum(4 * 64 * positions for positions in range(10, 31))
+    assert run.pool.ledger.destroyed == 0
+    assert run.pool.ledger.reserved_bytes == sum(4 * 64 * positions for positions in range(10, 31))
 
 
 # ---- the peers ------------------------------------------------------------------------------------------------------
@@ -130,5 +130,5 @@ def test_pow2_classes_are_never_given_up() -> None:
     run = GrowingKv("pow2", tensors=8, position_bytes=2048, positions=1000)
     creates = run.steps(4000)
     assert sum(creates[2:]) == 2 * 8 * 3, "two sets per doubling, from 2 MiB to 16 MiB"
-    assert run.pool.destroyed == 0
-    assert run.pool.peak_reserved_bytes > 1.8 * 2 * run.pool.in_use_bytes - 16 * MIB
+    assert run.pool.ledger.destroyed == 0
+    assert run.pool.ledger.peak_reserved_bytes > 1.8 * 2 * run.pool.ledger.in_use_bytes - 16 * MIB

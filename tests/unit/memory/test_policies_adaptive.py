@@ -89,8 +89,8 @@ def test_adaptive_growing_kv(tensors: int, position_bytes: int) -> None:
     assert max(creates) <= 1
     classes_per_doubling = 3.11  # log(2) / log(1.25); each costs a tensor two buffers, for past and present
     assert sum(creates) == pytest.approx(2 * classes_per_doubling * tensors, rel=0.05)
-    past_and_present = 2 * run.pool.in_use_bytes
-    assert run.pool.peak_reserved_bytes <= 1.2 * past_and_present
+    past_and_present = 2 * run.pool.ledger.in_use_bytes
+    assert run.pool.ledger.peak_reserved_bytes <= 1.2 * past_and_present
 
 
 def test_adaptive_leaves_the_powers_of_two_one_by_one() -> None:
@@ -105,7 +105,7 @@ def test_adaptive_steady_state_creates_nothing(positions: int) -> None:
     run = GrowingKv("adaptive", tensors=60, position_bytes=8, positions=positions)
     run.steps(3)
     assert run.steps(20) == [0] * 20
-    assert run.pool.destroyed == 0
+    assert run.pool.ledger.destroyed == 0
 
 
 def test_adaptive_crossing_a_power_of_two() -> None:
@@ -118,9 +118,11 @@ def test_adaptive_drops_the_class_that_kv_has_left() -> None:
     run = GrowingKv("adaptive", tensors=60, position_bytes=8, positions=2045)
     run.steps(5)
     small, large = 60 * 16 * KIB, 60 * 32 * KIB
-    assert run.pool.reserved_bytes == 2 * large + 60 * 16 * KIB
+    assert run.pool.ledger.reserved_bytes == 2 * large + 60 * 16 * KIB
     run.step()
-    assert run.pool.reserved_bytes == 2 * large, f"{small:,} B of the old class are gone after two runs without demand"
+    assert run.pool.ledger.reserved_bytes == 2 * large, (
+        f"{small:,} B of the old class are gone after two runs without demand"
+    )
 
 
 def window_of(marks: Sequence[int], window: int) -> list[int]:
@@ -182,7 +184,7 @@ def test_a_burst_of_64_equal_buffers_inside_one_run() -> None:
     """The mark is that of the run, not a rate across runs: from the third token on nothing is created."""
     run = GrowingKv(Adaptive(stagger=False), tensors=64, position_bytes=2048, positions=1700)
     assert run.steps(100)[2:] == [0] * 98
-    assert run.pool.created == 128, "past and present"
+    assert run.pool.ledger.created == 128, "past and present"
     assert GrowingKv("bucket", tensors=64, position_bytes=2048, positions=1700).steps(100)[2:] == [44] * 98
 
 
@@ -198,16 +200,19 @@ def test_a_working_set_that_migrates_and_never_returns(stagger: bool) -> None:
         rows = [row for row in pool.classes() if row["role"] == "kv" and row["live"] + row["free"]]
         assert min(row["size"] for row in rows) >= 2048 * positions, f"no class below {positions} positions is left"
         assert 128 <= sum(row["live"] + row["free"] for row in rows) <= 130, "two of a tensor that is crossing"
-        assert pool.reserved_bytes <= 1.26 * 2 * pool.in_use_bytes
-    assert 4 * 128 <= pool.misses <= 4 * 128 + 8
+        assert pool.ledger.reserved_bytes <= 1.26 * 2 * pool.ledger.in_use_bytes
+    assert 4 * 128 <= pool.ledger.misses <= 4 * 128 + 8
 
 
 # ---- regret, borrowing, pressure ------------------------------------------------------------------------------------
 
 
+ALTERNATING = {False: request(MIB, role=Role.ACTIVATION), True: request(5 * MIB, role=Role.ACTIVATION)}
+
+
 def alternate(policy: Adaptive, period: int, runs: int) -> list[int]:
     """Two working sets in turn, ``period`` runs each; the creates of every run."""
-    asked = {False: request(MIB, role=Role.ACTIVATION), True: request(5 * MIB, role=Role.ACTIVATION)}
+    asked = ALTERNATING
     sizes = {key: policy.size_class(value) for key, value in asked.items()}
     free: set[int] = set()
     next_id, creates = 0, []
@@ -228,6 +233,15 @@ def alternate(policy: Adaptive, period: int, runs: int) -> list[int]:
     return creates
 
 
+def runs_kept(policy: Adaptive) -> int:
+    """How many runs can begin without demand until the policy keeps nothing of the classes of ``alternate``."""
+    runs = 0
+    while any(policy.target(policy.size_class(asked), asked.role) for asked in ALTERNATING.values()):
+        policy.begin_run()
+        runs += 1
+    return runs
+
+
 def test_a_window_that_was_too_short_grows() -> None:
     """Two models in turn, 20 runs each: with a window of 8 all is created anew, until the window has learned."""
     creates = alternate(Adaptive(window=8), period=20, runs=400)
@@ -236,12 +250,13 @@ def test_a_window_that_was_too_short_grows() -> None:
 
 
 def test_regret_fades() -> None:
-    policy = Adaptive(window=2)
-    alternate(policy, period=5, runs=40)
-    windows = [found.window for found in policy._classes()]
-    assert max(windows) >= 8
-    alternate(policy, period=1, runs=2000)
-    assert {found.window for found in policy._classes()} == {2}
+    learned, faded, fresh = (Adaptive(window=2) for _ in range(3))
+    for policy in (learned, faded):
+        alternate(policy, period=5, runs=40)
+    assert runs_kept(learned) > 8
+    for policy in (faded, fresh):
+        alternate(policy, period=1, runs=2000)
+    assert runs_kept(faded) == runs_kept(fresh) == 2 + 1, "the window, and the last run itself"
 
 
 def test_regret_keeps_the_classes_of_alternating_caches() -> None:

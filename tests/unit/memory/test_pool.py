@@ -130,7 +130,7 @@ def test_kv_has_one_last_class_at_the_limit() -> None:
         buffer = pool.acquire(nbytes, Role.KV)
         assert buffer.size == 100 * MIB
         pool.release(buffer)
-    assert pool.created == 1
+    assert pool.ledger.created == 1
 
 
 # ---- the flush ------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_released_buffers_live_until_the_flush(policy: str, role: Role) -> None:
     device.submit(program)
     pool.flush()
     assert live_buffers(device) == 0, "trim's decision is carried out by the flush"
-    assert pool.reserved_bytes == device.buffer_bytes == 0
+    assert pool.ledger.reserved_bytes == device.buffer_bytes == 0
 
 
 def test_reuse_before_the_flush_follows_the_policy() -> None:
@@ -211,7 +211,7 @@ def test_set_policy_keeps_leases_and_destroys_what_is_free() -> None:
     assert pool.acquire(4096, Role.KV).id != held.id
     pool.flush()
     assert live_buffers(device) == 2
-    assert pool.reserved_bytes == device.buffer_bytes
+    assert pool.ledger.reserved_bytes == device.buffer_bytes
 
 
 def test_set_policy_before_the_flush() -> None:
@@ -263,7 +263,7 @@ def test_close_after_the_device_was_lost() -> None:
         pool.acquire(4096, Role.KV)
     pool.release(held[0])
     pool.close()
-    assert pool.reserved_bytes == pool.in_use_bytes == 0
+    assert pool.ledger.reserved_bytes == pool.ledger.in_use_bytes == 0
 
 
 def test_out_of_memory_leaks_nothing() -> None:
@@ -351,7 +351,7 @@ def test_report_by_role() -> None:
     assert report.by_role["kv"].reserved_bytes == 128, "a report does not change afterwards"
 
 
-def test_single_figures_are_those_of_the_report() -> None:
+def test_the_figures_of_the_ledger_are_those_of_the_report() -> None:
     _, pool = open_pool("bucket")
     for _ in range(3):
         pool.release(pool.acquire(5000, Role.KV))
@@ -359,7 +359,7 @@ def test_single_figures_are_those_of_the_report() -> None:
     report = pool.report()
     names = ("created", "destroyed", "hits", "misses", "bytes_created", "bytes_destroyed")
     names += ("reserved_bytes", "in_use_bytes", "peak_reserved_bytes")
-    assert {name: getattr(pool, name) for name in names} == {name: getattr(report, name) for name in names}
+    assert {name: getattr(pool.ledger, name) for name in names} == {name: getattr(report, name) for name in names}
     assert (report.hits, report.misses) == (2, 4)
 
 
@@ -370,7 +370,7 @@ def test_the_ledger_stays_bounded() -> None:
         pool.release(pool.acquire(nbytes, Role.KV))
         pool.flush()
     assert len(pool.ledger.classes) <= MOST_CLASSES
-    assert pool.created == pool.destroyed == 5999
+    assert pool.ledger.created == pool.ledger.destroyed == 5999
     assert pool.report().reserved_bytes == 0
 
 
@@ -409,7 +409,7 @@ def test_growing_kv_alternates_between_two_sets(policy: str, position_bytes: int
         seen.append([buffer.id for buffer in present])
     assert seen[2:] == seen[:-2]
     assert not set(seen[0]) & set(seen[1])
-    assert pool.created == 48
+    assert pool.ledger.created == 48
 
 
 # ---- under every policy, whatever happens ---------------------------------------------------------------------------
@@ -466,7 +466,7 @@ def test_bytes_add_up_and_nothing_leaks(policy: str, operations: list[tuple[str,
         elif op != "release":
             getattr(pool, op)()
         check_books(device, pool, leases)
-    assert pool.hits + pool.misses == acquired
+    assert pool.ledger.hits + pool.ledger.misses == acquired
     pool.close()
     check_books(device, pool, [])
     assert live_buffers(device) == 0

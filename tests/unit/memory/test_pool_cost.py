@@ -25,9 +25,9 @@ def pair_cost(policy: str, others: int) -> int:
         pool.release(pool.acquire(5000, Role.ACTIVATION, "x", 3))
 
     pair()
-    created = pool.created
+    created = pool.ledger.created
     lines = lines_run(pair)
-    assert pool.created == created
+    assert pool.ledger.created == created
     return lines
 
 

@@ -79,10 +79,10 @@ def test_snapshot_in_the_schema_of_pytorchs_viewer() -> None:
     assert set(snapshot) == {"segments", "device_traces", "allocator_settings", "external_annotations"}
     assert json.loads(json.dumps(snapshot)) == snapshot
     segments = snapshot["segments"]
-    assert sum(segment["total_size"] for segment in segments) == pool.reserved_bytes
-    assert sum(segment["allocated_size"] for segment in segments) == pool.in_use_bytes
+    assert sum(segment["total_size"] for segment in segments) == pool.ledger.reserved_bytes
+    assert sum(segment["allocated_size"] for segment in segments) == pool.ledger.in_use_bytes
     assert sum(segment["requested_size"] for segment in segments) == pool.report().requested_bytes
-    assert len(segments) == pool.created - pool.destroyed
+    assert len(segments) == pool.ledger.created - pool.ledger.destroyed
     ends = [(segment["address"], segment["address"] + segment["total_size"]) for segment in segments]
     assert all(end <= start for (_, end), (start, _) in pairwise(ends)), "no two overlap"
     assert simulate_viewer(snapshot) == ({}, {}), "undone, the trace leads back to the empty pool"
@@ -143,13 +143,16 @@ def test_chrome_trace() -> None:
         "weights", "kv", "activation",
     }  # fmt: skip
     counters = [event["args"] for event in events if event["ph"] == "C"]
-    assert counters[-1] == {"in use": pool.in_use_bytes, "free": pool.reserved_bytes - pool.in_use_bytes}
+    assert counters[-1] == {
+        "in use": pool.ledger.in_use_bytes,
+        "free": pool.ledger.reserved_bytes - pool.ledger.in_use_bytes,
+    }
     spans: dict[int, int] = {}
     for event in events:
         if event["ph"] in "be":
             spans[event["id"]] = spans.get(event["id"], 0) + (1 if event["ph"] == "b" else -1)
             assert spans[event["id"]] in (0, 1)
-    assert sum(spans.values()) == len(list(pool.leases()))
+    assert sum(spans.values()) == len(list(pool.inventory.leases()))
 
 
 # ---- explain --------------------------------------------------------------------------------------------------------
@@ -202,5 +205,5 @@ def test_too_short_a_window_is_explained() -> None:
         if run % 3 == 0:
             for buffer in [pool.acquire(4 * MIB, Role.ACTIVATION, site=site) for site in range(6)]:
                 pool.release(buffer)
-    assert pool.created < 40, "the window learns"
+    assert pool.ledger.created < 40, "the window learns"
     assert "made and destroyed" not in explain(pool)

@@ -29,7 +29,7 @@ def contents(pool: BufferPool, buffer: Buffer) -> bytes:
 def submit_clears(pool: BufferPool) -> None:
     """What the launcher does at the head of a program."""
     program = array("I")
-    for buffer, nbytes in pool.take_clears().items():
+    for buffer, nbytes in pool.inventory.take_clears().items():
         program.extend((Op.CLEAR, buffer, 0, nbytes))
     program.append(Op.SUBMIT)
     pool.device.submit(program)
@@ -42,44 +42,44 @@ def submit_clears(pool: BufferPool) -> None:
 def test_a_buffer_goes_through_its_states() -> None:
     pool = BufferPool(FakeDevice(), Bucket({4096: 1}))
     first, second = (pool.acquire(4096, Role.KV) for _ in range(2))
-    assert pool.state(first.id) is State.LIVE
+    assert pool.inventory.state(first.id) is State.LIVE
     pool.release(first)
     pool.release(second)
-    assert [pool.state(buffer.id) for buffer in (first, second)] == [State.FREE_RECORDED] * 2
+    assert [pool.inventory.state(buffer.id) for buffer in (first, second)] == [State.FREE_RECORDED] * 2
     pool.flush()
-    assert pool.state(first.id) is State.FREE_SUBMITTED
-    assert pool.state(second.id) is State.DESTROYED, "one is kept"
-    assert pool.in_flight_bytes == 4096, "its bytes count until the GPU is done"
-    pool.note_complete(pool.serial)
-    assert pool.state(first.id) is State.FREE_COMPLETE
-    assert pool.in_flight_bytes == 0
+    assert pool.inventory.state(first.id) is State.FREE_SUBMITTED
+    assert pool.inventory.state(second.id) is State.DESTROYED, "one is kept"
+    assert pool.inventory.in_flight.nbytes == 4096, "its bytes count until the GPU is done"
+    pool.inventory.note_complete(pool.inventory.serial)
+    assert pool.inventory.state(first.id) is State.FREE_COMPLETE
+    assert pool.inventory.in_flight.nbytes == 0
     assert pool.acquire(4096, Role.KV).id == first.id
-    assert pool.state(first.id) is State.LIVE
+    assert pool.inventory.state(first.id) is State.LIVE
 
 
 def test_completion_of_an_older_submit_is_not_that_of_a_newer() -> None:
     pool = BufferPool(FakeDevice(), "bucket")
     buffer = pool.acquire(4096, Role.KV)
     pool.flush()
-    older = pool.serial
+    older = pool.inventory.serial
     pool.release(buffer)
     pool.acquire(64, Role.KV)
     pool.flush()
-    pool.note_complete(older)
-    assert pool.state(buffer.id) is State.FREE_SUBMITTED
-    pool.note_complete(pool.serial)
-    assert pool.state(buffer.id) is State.FREE_COMPLETE
+    pool.inventory.note_complete(older)
+    assert pool.inventory.state(buffer.id) is State.FREE_SUBMITTED
+    pool.inventory.note_complete(pool.inventory.serial)
+    assert pool.inventory.state(buffer.id) is State.FREE_COMPLETE
 
 
 def test_an_empty_flush_after_completion_is_complete() -> None:
     pool = BufferPool(FakeDevice(), "disabled")
     buffer = pool.acquire(4096, Role.KV)
     pool.flush()
-    pool.note_complete(pool.serial)
+    pool.inventory.note_complete(pool.inventory.serial)
     pool.release(buffer)
     pool.flush()  # nothing was recorded since
-    assert pool.state(buffer.id) is State.DESTROYED
-    assert pool.in_flight_bytes == 0
+    assert pool.inventory.state(buffer.id) is State.DESTROYED
+    assert pool.inventory.in_flight.nbytes == 0
 
 
 def test_before_the_submit_a_buffer_serves_only_commands_of_its_session() -> None:
@@ -96,15 +96,13 @@ def test_before_the_submit_a_buffer_serves_only_commands_of_its_session() -> Non
         pool.acquire(4096, Role.ACTIVATION, zero=Zero.ALWAYS),
     ]
     assert first.id not in {buffer.id for buffer in others}
-    assert pool.take_clears() == {}, "new buffers are zero"
+    assert pool.inventory.take_clears() == {}, "new buffers are zero"
     pool.flush()
     assert pool.acquire(4096, Role.ACTIVATION, host=True).id == first.id, "after the submit it serves again"
 
 
 def test_uniforms_are_guarded_whatever_their_policy_does() -> None:
-    pool = BufferPool(FakeDevice())
-    pool._fixed[Role.UNIFORM] = Bucket()  # one that reuses at once
-    pool._set_routes()
+    pool = BufferPool(FakeDevice(), fixed={Role.UNIFORM: Bucket()})  # one that reuses at once
     first = pool.acquire(64, Role.UNIFORM)
     pool.release(first)
     assert pool.acquire(64, Role.UNIFORM).id != first.id
@@ -159,7 +157,7 @@ def test_zeroing_a_reused_buffer(zero: Zero, requested: int, cleared: int) -> No
 def test_a_new_buffer_needs_no_clear(zero: Zero) -> None:
     pool = BufferPool(FakeDevice())
     buffer = pool.acquire(4096, Role.KV, zero=zero)
-    assert pool.take_clears() == {}
+    assert pool.inventory.take_clears() == {}
     assert contents(pool, buffer) == bytes(buffer.size)
 
 
@@ -168,7 +166,7 @@ def test_what_was_cleared_is_dirty_again_after_the_next_lease() -> None:
     sizes = []
     for nbytes in (1000, 2000, 800, 4000):
         buffer = pool.acquire(nbytes, Role.ACTIVATION, zero=Zero.IF_DIRTY)
-        sizes.append(sum(pool.take_clears().values()))
+        sizes.append(sum(pool.inventory.take_clears().values()))
         pool.release(buffer)
         pool.flush()
     assert sizes == [0, 1000, 800, 2000], "2,000 were written, 800 of them cleared and written again"
@@ -189,7 +187,7 @@ def test_across_sessions_everything_ever_written_is_cleared(zero: Zero) -> None:
     pool.release(other)
     pool.flush()
     pool.acquire(100, Role.ACTIVATION, session=2)
-    assert pool.take_clears() == {}, "the same session again"
+    assert pool.inventory.take_clears() == {}, "the same session again"
 
 
 def test_sessions_of_runs() -> None:
@@ -199,13 +197,13 @@ def test_sessions_of_runs() -> None:
         pool.flush()
         session = pool.new_session()
         first = pool.acquire(4000, Role.KV)
-        assert sum(pool.take_clears().values()) == expected
+        assert sum(pool.inventory.take_clears().values()) == expected
         pool.release(first)
         for _ in range(3):
             pool.begin_run(session)
             pool.release(pool.acquire(4000, Role.KV))
-            assert pool.take_clears() == {}, "within the session nothing is cleared"
-    assert pool.created == 1
+            assert pool.inventory.take_clears() == {}, "within the session nothing is cleared"
+    assert pool.ledger.created == 1
     assert pool.report().cleared == 2
 
 
@@ -223,7 +221,7 @@ def test_the_launcher_clears_before_everything_else() -> None:
         rec.copy(zeroed, 0, copied, 0, 64)
         launcher.submit(rec.finish())
         assert await launcher.read(copied, 64) == bytes(64)
-        assert pool.inventory.completed == pool.serial, "a read completes what was submitted before it"
+        assert pool.inventory.completed == pool.inventory.serial, "a read completes what was submitted before it"
 
     asyncio.run(run())
 
@@ -247,10 +245,10 @@ def test_free_buffers_make_way_for_new_ones() -> None:
     for _ in range(2):
         pool.release(pool.acquire(4 * MIB, Role.KV))
         pool.flush()
-        pool.note_complete(pool.serial)
+        pool.inventory.note_complete(pool.inventory.serial)
     held = pool.acquire(5 * MIB, Role.KV)
     pool.acquire(3 * MIB, Role.KV)
-    assert pool.reserved_bytes <= 10 * MIB
+    assert pool.ledger.reserved_bytes <= 10 * MIB
     assert pool.classes()[0]["evictions"] == {}
     assert {cause for row in pool.classes() for cause in row["evictions"]} == {"budget"}
     pool.check(held)
@@ -262,25 +260,25 @@ def test_what_the_gpu_uses_makes_no_room_yet_so_others_make_way_too() -> None:
     idle, busy = pool.acquire(2 * MIB, Role.KV), pool.acquire(3 * MIB, Role.KV)
     pool.release(idle)
     pool.flush()
-    pool.note_complete(pool.serial)
+    pool.inventory.note_complete(pool.inventory.serial)
     pool.acquire(64, Role.ACTIVATION)
     pool.release(busy)
     pool.flush()
-    assert (pool.state(idle.id), pool.state(busy.id)) == (State.FREE_COMPLETE, State.FREE_SUBMITTED)
+    assert (pool.inventory.state(idle.id), pool.inventory.state(busy.id)) == (State.FREE_COMPLETE, State.FREE_SUBMITTED)
     pool.acquire(6 * MIB, Role.KV)
-    assert (pool.state(idle.id), pool.state(busy.id)) == (State.DESTROYED, State.DESTROYED)
-    assert pool.reserved_bytes + pool.in_flight_bytes <= 10 * MIB
+    assert (pool.inventory.state(idle.id), pool.inventory.state(busy.id)) == (State.DESTROYED, State.DESTROYED)
+    assert pool.ledger.reserved_bytes + pool.inventory.in_flight.nbytes <= 10 * MIB
 
 
 def test_a_soft_budget_is_exceeded_by_what_is_in_use() -> None:
     pool = BufferPool(FakeDevice(), "bucket", budget_bytes=10 * MIB)
     held = [pool.acquire(4 * MIB, Role.KV) for _ in range(4)]
-    assert pool.in_use_bytes == pool.reserved_bytes == 16 * MIB
+    assert pool.ledger.in_use_bytes == pool.ledger.reserved_bytes == 16 * MIB
     for buffer in held:
         pool.release(buffer)
     pool.set_budget(10 * MIB)
     pool.flush()
-    assert pool.reserved_bytes == 8 * MIB
+    assert pool.ledger.reserved_bytes == 8 * MIB
 
 
 def test_a_hard_budget_is_an_error_with_the_numbers() -> None:
@@ -292,7 +290,7 @@ def test_a_hard_budget_is_an_error_with_the_numbers() -> None:
     assert (error.requested, error.budget, error.in_use, error.in_flight, error.free) == (
         4 * MIB, 10 * MIB, 8 * MIB, 0, 0,
     )  # fmt: skip
-    assert pool.created == 1
+    assert pool.ledger.created == 1
 
 
 def test_destroy_fence_create() -> None:
@@ -310,11 +308,11 @@ def test_destroy_fence_create() -> None:
         pool.release(first)
         pool.acquire(64, Role.KV)  # there is recorded work
         pool.flush()
-        assert (pool.reserved_bytes, pool.in_flight_bytes) == (64, 8 * MIB)
+        assert (pool.ledger.reserved_bytes, pool.inventory.in_flight.nbytes) == (64, 8 * MIB)
         with pytest.raises(BudgetExceeded, match="8,388,608 B destroyed but in flight"):
             await step()
         second = await retrying(pool, step)
-        assert pool.in_flight_bytes == 0
+        assert pool.inventory.in_flight.nbytes == 0
         with pytest.raises(BudgetExceeded):
             await retrying(pool, step)
         pool.check(second)
@@ -397,7 +395,7 @@ def test_debug_mode_leaks_nothing() -> None:
         pool.set_policy("simple")
         pool.trim()
         pool.flush()
-        assert pool.reserved_bytes == 0
+        assert pool.ledger.reserved_bytes == 0
         pool.close()
 
 
@@ -416,19 +414,19 @@ class GrowingSession:
     def step(self) -> tuple[int, int]:
         """One token; (misses, buffers created ahead)."""
         pool = self.pool
-        misses = pool.misses
+        misses = pool.ledger.misses
         pool.begin_run()
         self.positions += 1
         present = [pool.acquire(2048 * self.positions, Role.KV, site=site) for site in range(8)]
         submit_clears(pool)
-        pool.note_complete(pool.serial)
+        pool.inventory.note_complete(pool.inventory.serial)
         for buffer in reversed(self.past):
             pool.release(buffer)
         self.past = present
         made = 0
         if self.ahead:
             made = pool.prepare_growth(2048 * (self.positions + self.ahead), range(8), runs=self.ahead)
-        return pool.misses - misses, made
+        return pool.ledger.misses - misses, made
 
 
 def test_growth_ahead_takes_the_misses_from_the_tokens() -> None:
@@ -439,7 +437,7 @@ def test_growth_ahead_takes_the_misses_from_the_tokens() -> None:
     assert {misses for misses, _ in steps[3:]} == {0}
     assert max(made for _, made in steps) == 2, "16 buffers over 16 tokens, the more the more are missing"
     made = sum(made for _, made in steps)
-    assert session.pool.created == session.pool.misses + made
+    assert session.pool.ledger.created == session.pool.ledger.misses + made
     assert session.pool.report().cleared == made
 
 
@@ -449,13 +447,13 @@ def test_growth_ahead_of_sites_that_cross_one_by_one() -> None:
     pool = run.pool
     made = []
     for _ in range(600):
-        misses = pool.misses
+        misses = pool.ledger.misses
         run.step()
-        created_by_token = pool.misses - misses
+        created_by_token = pool.ledger.misses - misses
         made.append((created_by_token, pool.prepare_growth(2048 * (run.positions + 16), range(64), runs=16)))
     assert {misses for misses, _ in made[4:]} == {0}
     assert {ahead for _, ahead in made[4:]} == {0, 1}
-    assert pool.peak_reserved_bytes <= 1.15 * 2 * pool.in_use_bytes
+    assert pool.ledger.peak_reserved_bytes <= 1.15 * 2 * pool.ledger.in_use_bytes
 
 
 def test_growth_ahead_that_is_not_used_is_given_up() -> None:
@@ -464,16 +462,16 @@ def test_growth_ahead_that_is_not_used_is_given_up() -> None:
     assert pool.prepare_growth(3 * MIB, range(4), runs=5, at_most=99) == 0, "they are there already"
     for _ in range(5):
         pool.begin_run()
-        assert pool.created - pool.destroyed == 8
+        assert pool.ledger.created - pool.ledger.destroyed == 8
     for _ in range(2):
         pool.begin_run()
-    assert pool.created == pool.destroyed
+    assert pool.ledger.created == pool.ledger.destroyed
 
 
 def test_growth_ahead_respects_the_budget_and_the_policy() -> None:
     pool = BufferPool(FakeDevice(), budget_bytes=10 * MIB)
     assert pool.prepare_growth(3 * MIB, range(4), runs=5, at_most=99) == 3
-    assert pool.reserved_bytes <= 10 * MIB
+    assert pool.ledger.reserved_bytes <= 10 * MIB
     assert BufferPool(FakeDevice(), "bucket").prepare_growth(3 * MIB, range(4), runs=5) == 0
 
 

@@ -17,7 +17,7 @@ from stepwell.options import Option, OptionKind, OptionValue, parse_options
 
 
 class PolicyEntry(NamedTuple):
-    """``factory`` takes the ``options`` as keyword arguments."""
+    """A row of the table.  ``factory`` takes the ``options`` as keyword arguments."""
 
     factory: Callable[..., Policy]
     summary: str

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from stepwell.errors import BadRequest
 from stepwell.memory.buffer import Role
-from stepwell.memory.policies.base import Request, round_up
+from stepwell.memory.policies.base import Policy, Request, round_up
 from stepwell.memory.policies.high_water import WIDEST_WINDOW, SizeClass, cost_per_byte
 from stepwell.memory.policies.size_classes import PHASES, even_series, phase_of, shared_series, staggered_series
 
@@ -36,11 +36,11 @@ _KV_PATIENCE_RUNS = 2
 _KV = Role.KV  # looking a member up on its class costs more than the comparison
 
 
-class Adaptive:
-    """``window``: runs for which a high-water mark is remembered.  ``growth``: the ratio of KV's classes; 0 is 1.25, or
-    the shared classes of a few once a run has shown that there are no more than 20 KV tensors.
+class Adaptive(Policy):
+    """What a run needs, as measured: per size class the high-water mark of the last ``window`` runs.
 
-    ``stagger``: whether each site has classes of its own.
+    ``growth``: the ratio of KV's classes; 0 is 1.25, or the shared classes of a few once a run has shown that there are
+    no more than 20 KV tensors.  ``stagger``: whether each site has classes of its own.
     """
 
     def __init__(self, window: int = WINDOW, growth: float = GROWTH, stagger: bool = True) -> None:
@@ -97,9 +97,6 @@ class Adaptive:
         owner.outstanding -= 1
         return ()
 
-    def flush(self) -> Sequence[int]:
-        return ()
-
     def begin_run(self) -> Sequence[int]:
         run = self._run
         if self._choosing and self._few != (0 < self._kv_sites <= FEW_TENSORS):
@@ -154,7 +151,7 @@ class Adaptive:
     # ---- growth ahead -----------------------------------------------------------------------------------------------
 
     def plan_growth(self, requests: Sequence[Request]) -> list[tuple[Request, int]]:
-        """The buffers, with their sizes, that KV requests to come will need and that are not there yet.
+        """The buffers, with their sizes, that the KV ``requests`` to come will need and that are not there yet.
 
         The smallest come first: the smaller a site's next class, the sooner it outgrows the one it has.  A class
         that was not in use takes two per request: one for the token that enters it, one for the next, while the first
@@ -173,7 +170,7 @@ class Adaptive:
         return sorted(plan, key=lambda entry: entry[1])
 
     def adopt(self, buffer_id: int, size: int, runs: int) -> None:
-        """Keep a new KV buffer that is not needed yet, for ``runs`` runs at most."""
+        """Keep a new KV buffer of ``size`` bytes that is not needed yet, for ``runs`` runs at most."""
         found = self._kv.get(size)
         if found is None:
             found = self._kv[size] = SizeClass(size, self._window)

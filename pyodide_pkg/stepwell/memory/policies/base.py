@@ -13,7 +13,7 @@ from stepwell.memory.buffer import Role
 
 
 class Request(NamedTuple):
-    """What a policy sees of an ``acquire``."""
+    """What a policy sees of an ``acquire``: bytes, role, and the place in the program that asks."""
 
     nbytes: int
     role: Role
@@ -22,14 +22,14 @@ class Request(NamedTuple):
 
 
 class Policy(Protocol):
-    """Decides the size of a new buffer, which free buffer is reused, and which are given up.
+    """Decisions: the size of a new buffer, which free buffer is reused, and which are given up.
 
     Every id is in one of three places: with the caller (between ``acquire`` and ``release``), kept by the policy, or
     given up (returned once by one of the methods, and forgotten).
     """
 
     def size_class(self, request: Request) -> int:
-        """Bytes to reserve for the request: at least ``request.nbytes``, a multiple of 4."""
+        """Bytes to reserve for ``request``: at least ``request.nbytes``, a multiple of 4."""
 
     def acquire(self, request: Request, size: int) -> int | None:
         """The id of a free buffer of ``size`` bytes or more, or None: the pool creates one of ``size``.
@@ -38,37 +38,40 @@ class Policy(Protocol):
         """
 
     def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:
-        """The buffer, of ``size`` bytes, is free.  Returns ids to destroy (the pool waits until that is safe).
+        """Take back a buffer of ``size`` bytes.  Returns ids to destroy (the pool waits until that is safe).
 
-        ``recorded``: work was recorded since the last flush, and may use the buffer.
+        ``request``: that of its last lease.  ``recorded``: work was recorded since the last flush, and may use it.
         """
 
     def flush(self) -> Sequence[int]:
-        """Everything recorded was submitted.  Returns ids to destroy."""
+        """Note that everything recorded was submitted.  Returns ids to destroy."""
+        return ()
 
     def begin_run(self) -> Sequence[int]:
-        """A run (one decode step) begins.  Returns ids to destroy."""
+        """Note that a run (one decode step) begins.  Returns ids to destroy."""
+        return ()
 
     def reclaim(self, nbytes: int) -> Sequence[int]:
-        """Memory is short: ids to destroy, the cheapest to lose first, until they are ``nbytes`` or none is left."""
+        """Ids to destroy because memory is short: of ``nbytes`` in total, or all; the cheapest to lose first."""
 
     def drain(self) -> Sequence[int]:
-        """Forgets every buffer it keeps and returns their ids.  What it has learned of demand may stay."""
+        """Forget every buffer it keeps; returns their ids.  What it has learned of demand may stay."""
 
     def target(self, size: int, role: Role) -> int | None:
-        """How many free buffers of the class it would keep now; None: no limit."""
+        """How many free buffers of ``size`` bytes and ``role`` it would keep now; None: no limit."""
 
 
 @runtime_checkable
 class Growing(Protocol):
-    """A policy that can keep KV buffers which are not needed yet."""
+    """A policy that can keep KV buffers before they are needed."""
 
     def plan_growth(self, requests: Sequence[Request]) -> list[tuple[Request, int]]:
-        """The buffers, with their sizes, that KV requests to come will need and that are not there yet."""
+        """The buffers, with their sizes, that the KV ``requests`` to come will need and that are not there yet."""
 
     def adopt(self, buffer_id: int, size: int, runs: int) -> None:
-        """Keep a new buffer for ``runs`` runs at most, until a request takes it."""
+        """Keep a new buffer of ``size`` bytes for ``runs`` runs at most, until a request takes it."""
 
 
 def round_up(nbytes: int, multiple: int) -> int:
+    """The least multiple of ``multiple`` that is not below ``nbytes``."""
     return -(-nbytes // multiple) * multiple

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from stepwell.errors import BadRequest
 from stepwell.memory.buffer import Role
-from stepwell.memory.policies.base import Request, round_up
+from stepwell.memory.policies.base import Policy, Request, round_up
 from stepwell.options import parse_limits
 
 ORT_LIMITS: Mapping[int, int] = {
@@ -50,12 +50,14 @@ ORT_LIMITS: Mapping[int, int] = {
 }
 """Bytes of a size class → the number of free buffers it keeps."""
 
-
 ERAS = ("A", "B", "C")
 
 
-class Bucket:
-    """``limits`` replaces ONNX Runtime's table: class bytes (multiples of 4) → free buffers kept."""
+class Bucket(Policy):
+    """Size classes with a fixed number of free buffers each, ``limits``: class bytes (multiples of 4) → buffers kept.
+
+    ``era``: when a released buffer can serve again.
+    """
 
     def __init__(self, limits: Mapping[int, int] = ORT_LIMITS, era: str = "B") -> None:
         if era not in ERAS:
@@ -87,9 +89,6 @@ class Bucket:
         destroyed = [buffer_id for size, buffer_id in self._pending if not self._keep(buffer_id, size)]
         self._pending.clear()
         return destroyed
-
-    def begin_run(self) -> Sequence[int]:
-        return ()
 
     def reclaim(self, nbytes: int) -> Sequence[int]:
         given_up: list[int] = []

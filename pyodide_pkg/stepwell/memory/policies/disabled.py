@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 from stepwell.memory.buffer import Role
-from stepwell.memory.policies.base import Request, round_up
+from stepwell.memory.policies.base import Policy, Request, round_up
 
 
-class Disabled:
+class Disabled(Policy):
+    """No reuse: a buffer per request."""
+
     def size_class(self, request: Request) -> int:
         return round_up(request.nbytes, 16)
 
@@ -15,12 +17,6 @@ class Disabled:
 
     def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:
         return (buffer_id,)
-
-    def flush(self) -> Sequence[int]:
-        return ()
-
-    def begin_run(self) -> Sequence[int]:
-        return ()
 
     def reclaim(self, nbytes: int) -> Sequence[int]:
         return ()

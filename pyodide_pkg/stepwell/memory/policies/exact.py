@@ -8,14 +8,16 @@ Source: jax-js src/backend/webgpu.ts (64 per size, at most 64 MiB each).
 from collections.abc import Sequence
 
 from stepwell.memory.buffer import Role
-from stepwell.memory.policies.base import Request, round_up
+from stepwell.memory.policies.base import Policy, Request, round_up
 from stepwell.memory.policies.free_lists import FreeLists
 
 CAP = 64
 LARGEST_BYTES = 64 << 20
 
 
-class Exact:
+class Exact(Policy):
+    """Exact sizes: keeps ``cap`` free buffers of each, and none of more than ``largest_bytes``."""
+
     def __init__(self, cap: int = CAP, largest_bytes: int = LARGEST_BYTES) -> None:
         self._cap = cap
         self._largest_bytes = largest_bytes
@@ -31,12 +33,6 @@ class Exact:
         if size > self._largest_bytes or self._free.count(size) >= self._cap:
             return (buffer_id,)
         self._free.push(size, buffer_id)
-        return ()
-
-    def flush(self) -> Sequence[int]:
-        return ()
-
-    def begin_run(self) -> Sequence[int]:
         return ()
 
     def reclaim(self, nbytes: int) -> Sequence[int]:

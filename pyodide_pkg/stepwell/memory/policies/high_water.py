@@ -1,6 +1,7 @@
 """One size class of ``adaptive``: its free buffers, and how many of them the last runs needed."""
 
 from collections import deque
+from dataclasses import dataclass, field
 
 WIDEST_WINDOW = 256
 _CREATE_US = 50.0
@@ -8,8 +9,9 @@ _CREATE_US_PER_BYTE = 300 / (1 << 20)
 _CHEAP_BYTES = 4 << 20
 
 
+@dataclass(slots=True, eq=False)
 class SizeClass:
-    """Counts acquires minus releases of a run; their maximum is the run's *high-water mark*.
+    """One size class: counts acquires minus releases of a run; their maximum is the run's *high-water mark*.
 
     The mark is the number of buffers that must be free when such a run begins for it to create none.  The class keeps
     as many as the largest mark of the last ``window`` runs (``marks``: the candidates, in order of runs).
@@ -17,46 +19,32 @@ class SizeClass:
     after a long quiet time.
     """
 
-    __slots__ = (
-        "ahead",
-        "ahead_until",
-        "base_window",
-        "credit",
-        "exact",
-        "free",
-        "gave_up",
-        "last_used",
-        "marks",
-        "outstanding",
-        "peak",
-        "regretted",
-        "runs",
-        "size",
-        "window",
-    )
+    size: int
+    window: int
+    exact: bool = False  # a size that was asked for, not a class that many sizes share
+    base_window: int = field(init=False)
+    free: list[int] = field(default_factory=list)
+    outstanding: int = 0  # below 0 when leases of earlier runs come back
+    peak: int = 0
+    marks: deque[tuple[int, int]] = field(default_factory=deque)
+    last_used: int = -1  # the last run with demand
+    runs: int = 0  # that had demand
+    gave_up: int | None = None  # the run in which buffers were given up
+    regretted: int = 0
+    credit: float = 0.0
+    ahead: int = 0  # free buffers that were created before they are needed
+    ahead_until: int = -1
 
-    def __init__(self, size: int, window: int, exact: bool = False) -> None:
-        self.size = size
-        self.exact = exact  # a size that was asked for, not a class that many sizes share
-        self.free: list[int] = []
-        self.outstanding = 0  # below 0 when leases of earlier runs come back
-        self.peak = 0
-        self.marks: deque[tuple[int, int]] = deque()
-        self.window = self.base_window = window
-        self.last_used = -1  # the last run with demand
-        self.runs = 0  # that had demand
-        self.gave_up: int | None = None  # the run in which buffers were given up
-        self.regretted = 0
-        self.credit = 0.0
-        self.ahead = 0  # free buffers that were created before they are needed
-        self.ahead_until = -1
+    def __post_init__(self) -> None:
+        self.base_window = self.window
 
     @property
     def target(self) -> int:
+        """The largest mark of the window: how many free buffers to keep."""
         return self.marks[0][1] if self.marks else 0
 
     def turn(self, run: int) -> None:
-        """``run`` has ended: its mark enters the window, marks that are too old leave it."""
+        """Let the mark of ``run``, which has ended, into the window, and those that are too old out of it."""
         peak, marks = self.peak, self.marks
         if peak:
             self.last_used = run
@@ -72,7 +60,7 @@ class SizeClass:
             self.regretted = run
 
     def regret(self, run: int) -> None:
-        """A buffer is created: if others were given up not long ago, remember demand for longer."""
+        """Remember demand for longer if buffers were given up not long before ``run``, in which one must be created."""
         if self.gave_up is None:
             return
         if run - self.gave_up <= 4 * self.window:
@@ -81,14 +69,14 @@ class SizeClass:
         self.gave_up = None
 
     def surplus(self, run: int) -> int:
-        """Free buffers that neither the window nor growth-ahead asks to keep."""
+        """How many free buffers neither the window nor growth-ahead asks to keep in ``run``."""
         keep = self.target
         if self.ahead and run <= self.ahead_until:
             keep = max(keep, self.ahead)
         return len(self.free) - keep
 
     def give_up(self, count: int, run: int) -> list[int]:
-        """Forget ``count`` free buffers, those unused for longest."""
+        """Forget ``count`` free buffers, those unused for longest; returns their ids."""
         given_up = self.free[:count]
         del self.free[:count]
         self.ahead = min(self.ahead, len(self.free))
@@ -98,7 +86,7 @@ class SizeClass:
 
 
 def cost_per_byte(size: int) -> float:
-    """What it costs to create a buffer again, in µs per byte: a call, and above 4 MiB the pages that commit.
+    """What it costs to create a buffer of ``size`` bytes again, in µs per byte: a call, above 4 MiB also pages.
 
     Below 4 MiB the browser's own allocator recycles memory (Dawn); above, microsoft/onnxruntime issue 32017 fits
     0.3 ms per MiB.

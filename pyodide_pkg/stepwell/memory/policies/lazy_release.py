@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 from stepwell.memory.buffer import Role
-from stepwell.memory.policies.base import Request, round_up
+from stepwell.memory.policies.base import Policy, Request, round_up
 
 
-class LazyRelease:
+class LazyRelease(Policy):
+    """No reuse: a buffer per request, given up at the flush after its release."""
+
     def __init__(self) -> None:
         self._pending: list[int] = []
 
@@ -22,9 +24,6 @@ class LazyRelease:
 
     def flush(self) -> Sequence[int]:
         return self.drain()
-
-    def begin_run(self) -> Sequence[int]:
-        return ()
 
     def reclaim(self, nbytes: int) -> Sequence[int]:
         return self.drain()

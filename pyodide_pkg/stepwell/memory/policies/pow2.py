@@ -7,13 +7,15 @@ that a working set has left stay.  Source: core/providers/dml/…/BucketizedBuff
 from collections.abc import Sequence
 
 from stepwell.memory.buffer import Role
-from stepwell.memory.policies.base import Request
+from stepwell.memory.policies.base import Policy, Request
 from stepwell.memory.policies.free_lists import FreeLists
 
 SMALLEST_CLASS = 64 << 10
 
 
-class Pow2:
+class Pow2(Policy):
+    """Powers of two of bytes, all of them kept."""
+
     def __init__(self) -> None:
         self._free = FreeLists()
 
@@ -25,12 +27,6 @@ class Pow2:
 
     def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:
         self._free.push(size, buffer_id)
-        return ()
-
-    def flush(self) -> Sequence[int]:
-        return ()
-
-    def begin_run(self) -> Sequence[int]:
         return ()
 
     def reclaim(self, nbytes: int) -> Sequence[int]:

@@ -8,11 +8,13 @@ uniforms use this policy.
 from collections.abc import Sequence
 
 from stepwell.memory.buffer import Role
-from stepwell.memory.policies.base import Request, round_up
+from stepwell.memory.policies.base import Policy, Request, round_up
 from stepwell.memory.policies.free_lists import FreeLists
 
 
-class Simple:
+class Simple(Policy):
+    """Exact sizes, free from the flush after the release on, all of them kept."""
+
     def __init__(self) -> None:
         self._free = FreeLists()
         self._pending: list[tuple[int, int]] = []
@@ -31,9 +33,6 @@ class Simple:
         for size, buffer_id in self._pending:
             self._free.push(size, buffer_id)
         self._pending.clear()
-        return ()
-
-    def begin_run(self) -> Sequence[int]:
         return ()
 
     def reclaim(self, nbytes: int) -> Sequence[int]:
