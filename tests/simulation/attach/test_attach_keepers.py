@@ -62,7 +62,7 @@ SETTINGS: list[Settings] = [
 
 @pytest.fixture(scope="module")
 def js() -> Iterator[NodeModules]:
-    with node_modules("keeper.js", JS) as modules:
+    with node_modules(JS) as modules:
         yield modules
 
 
