@@ -1,13 +1,14 @@
 """What ``what_if`` compares: settings of policies, what a create costs, and what a trace says about either."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from stepwell.errors import BadRequest, BadTrace
 from stepwell.memory.policies import POLICIES, make_policy
 from stepwell.memory.policies.base import Policy
-from stepwell.memory.policies.bucket import ORT_LIMITS
-from stepwell.replay.attached import BARE, TRIED_ATTACHED, ExactRequests, is_attached
+from stepwell.memory.policies.per_usage import PerUsage
+from stepwell.replay.attached import BARE, is_attached
 
 NO_POOL = "no pool"
 """The label of a runtime that creates and destroys what it asks for."""
@@ -17,22 +18,6 @@ CREATE_US_PER_MIB = 80.0
 """A buffer that is created and used for the first time, on an H200 under Chromium: docs/pool.md says how they follow
 from the figures of docs/measurements.md."""
 
-_TRIED: Mapping[str, Sequence[Mapping[str, str]]] = {
-    "adaptive": (
-        {"growth": "1.1"},
-        {"growth": "1.25"},
-        {"growth": "2"},
-        {"window": "2"},
-        {"window": "32"},
-        {"stagger": "false"},
-    ),
-    "bucket": (
-        {"era": "A"},
-        {"era": "C"},
-        {"limits": ", ".join(f"{size}:{max(64, count)}" for size, count in ORT_LIMITS.items())},
-    ),
-    "exact": ({"cap": "16"},),
-}
 _LIMITS_LABEL = "limits of 64 or more"
 
 
@@ -53,16 +38,19 @@ class Setting:
 
     def make(self) -> Policy:
         """BadRequest for a policy that there is not, or an option out of range."""
-        if self.attached:
-            return ExactRequests(lambda: make_policy(self.policy, **self.options))
-        return make_policy(self.policy, **self.options)
+        policy = make_policy(self.policy, **self.options)
+        return PerUsage(partial(make_policy, self.policy, **self.options)) if self.attached else policy
 
 
 def settings(attached: bool = False) -> list[Setting]:
-    """Every policy with its defaults, and a few settings of those that have options."""
-    if attached:
-        return [Setting(name, options, True) for name, tried in TRIED_ATTACHED.items() for options in tried]
-    return [Setting(name, options) for name in POLICIES for options in ({}, *_TRIED.get(name, ()))]
+    """The settings of the table of policies; ``attached``: those for a pool under a runtime.
+
+    There, policies without options come last: of equals that with a limit is the one to recommend.
+    """
+    if not attached:
+        return [Setting(name, options) for name, entry in POLICIES.items() for options in ({}, *entry.tried)]
+    rows = sorted(POLICIES.items(), key=lambda row: not row[1].options)
+    return [Setting(name, options, True) for name, entry in rows for options in entry.tried_attached]
 
 
 @dataclass(frozen=True, slots=True)
