@@ -1,11 +1,8 @@
 /** The example's controls: what to run and how to attach, Start and Stop, and how far it is. */
+import "../stepwell-attach.js"; // for the names of its policies; only the worker attaches
 import { announcer, element, field } from "../dom.js";
+import { TENSORS, WORKLOADS } from "../models/onnx/models.js";
 
-const MODELS = [
-  ["kv64", "64 growing tensors"],
-  ["kv16", "16 growing tensors"],
-];
-const POLICIES = ["adaptive", "exact", "simple", "bucket", "lazy_release", "disabled"];
 const ZEROS = [
   ["always", "always: as WebGPU promises"],
   ["never", "never: old contents may show"],
@@ -17,11 +14,11 @@ const NAMES = ["model", "start", "steps", "rounds", "policy", "zero", "budget"];
  * with the form: `fill`, `read`, `query`, `setState`, `say`, `progress`.
  */
 export function mountForm(form, acts) {
-  const model = select("model", MODELS);
+  const model = select("model", WORKLOADS.map((name) => [name, `${TENSORS[name]} growing tensors`]));
   const start = count("start", 1, 1_000_000);
   const steps = count("steps", 6, 1000);
   const rounds = count("rounds", 1, 20);
-  const policy = select("policy", POLICIES.map((name) => [name, name]));
+  const policy = select("policy", stepwell.policies.map((name) => [name, name]));
   const zero = select("zero", ZEROS);
   const budget = count("budget", 1, 1 << 20);
   budget.required = false;

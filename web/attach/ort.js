@@ -1,16 +1,12 @@
 // Decodes with onnxruntime-web as transformers.js does, on the models of harness/site/onnx_models.py: K and V stay on the GPU,
 // present.* is the next step's past, and the old past is disposed of when a step's result is back.  Whether something is
 // attached under the runtime is the caller's business: nothing here knows of it.
+import { HEAD_DIM, HEADS, TENSORS } from "../models/onnx/models.js"; // written by the site build
 
 const VENDOR = new URL("../vendor/onnxruntime-web/", import.meta.url);
 const MODELS = new URL("../models/onnx/", import.meta.url);
-const HEADS = 8;
-const HEAD_DIM = 64;
 const LANES = HEADS * HEAD_DIM;
 const POSITION_BYTES = 4 * LANES;
-
-/** The models, and how many growing tensors each has. */
-export const TENSORS = { kv64: 64, kv16: 16, append: 16, gqa: 4 };
 
 /** The runtime's module; its binary is fetched with the first session. */
 export async function loadRuntime() {

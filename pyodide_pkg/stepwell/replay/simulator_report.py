@@ -5,8 +5,8 @@ from typing import TypedDict
 
 from stepwell.errors import BadTrace
 from stepwell.memory.policies.bucket import ORT_LIMITS
+from stepwell.replay.kv_shapes import POSITION_BYTES
 from stepwell.replay.simulator import WARM_UP_TOKENS, Replay, Token
-from stepwell.replay.workloads import POSITION_BYTES
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -14,37 +14,20 @@ Sources: microsoft/onnxruntime issue 32017 and its webgpu_context.cc; transforme
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from stepwell.errors import BadRequest
 from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Request
+from stepwell.replay.kv_shapes import KV_WORKLOADS, PHI4_MINI, POSITION_BYTES, DecodeShape
 from stepwell.replay.traces import ACQUIRE, FLUSH, NOTHING, RELEASE, RUN, Cause, Event
 
 DISPATCHES_PER_LAYER = 12
 DISPATCHES_PER_SUBMIT = 16
-POSITION_BYTES = 2048  # of one K or V tensor: 8 heads of 128 (kv64), 4 of 256 (kv16), f16
 FIRST_POSITIONS, LAST_POSITIONS = 1024, 8192
 
 SAWTOOTH_CHATS = ((300, 800), (900, 1400), (3900, 4400), (600, 1100), (2300, 2800), (400, 900))
 """Of each chat: the positions of its prompt, and those at its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeShape:
-    """What one step of a decode loop asks for."""
-
-    layers: int
-    kv_every: int  # the layers that have K and V: every how many
-    hidden_bytes: int  # of one row of the smallest intermediate; the six are 1 to 6 times that
-    upload: bool = True  # the inputs are uploaded, which flushes; False: everything stays on the GPU
-
-    @property
-    def kv_tensors(self) -> int:
-        return 2 * (self.layers // self.kv_every)
-
-
-PHI4_MINI = DecodeShape(layers=32, kv_every=1, hidden_bytes=6144)
-QWEN35_4B = DecodeShape(layers=32, kv_every=4, hidden_bytes=5120)
 
 
 class DecodeTrace:
@@ -104,7 +87,7 @@ class DecodeTrace:
 
     def _kv_requests(self, positions: int) -> list[Request]:
         nbytes = POSITION_BYTES * positions
-        return [Request(nbytes, Role.KV, site) for site in range(self._shape.kv_tensors)]
+        return [Request(nbytes, Role.KV, site) for site in range(self._shape.tensors)]
 
     def _intermediate_requests(self, rows: int) -> list[list[Request]]:
         """Of each layer six; a site is the ordinal of the acquire within the run."""
@@ -204,21 +187,18 @@ class Workload:
 
 
 WORKLOADS: Mapping[str, Workload] = {
-    "kv64": Workload(
-        "Phi-4-mini: 64 KV tensors that grow by 2,048 B a token",
-        lambda first, last: growing(PHI4_MINI, first, last),
-        FIRST_POSITIONS,
-        LAST_POSITIONS,
-    ),
-    "kv16": Workload(
-        "Qwen3.5-4B: 16 KV tensors that grow by 2,048 B a token",
-        lambda first, last: growing(QWEN35_4B, first, last),
-        FIRST_POSITIONS,
-        LAST_POSITIONS,
-    ),
+    **{
+        name: Workload(
+            f"{shape.model}: {shape.tensors} KV tensors that grow by {POSITION_BYTES:,} B a token",
+            partial(growing, shape),
+            FIRST_POSITIONS,
+            LAST_POSITIONS,
+        )
+        for name, shape in KV_WORKLOADS.items()
+    },
     "sawtooth": Workload(
         "six chats of 300 to 4,400 positions, with prefill temporaries",
-        lambda first, last: sawtooth(PHI4_MINI, first, last),
+        partial(sawtooth, PHI4_MINI),
         1,
         max(end for _, end in SAWTOOTH_CHATS),
     ),

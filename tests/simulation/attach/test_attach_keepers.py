@@ -18,8 +18,9 @@ from stepwell.memory.policies import POLICIES
 from stepwell.memory.policies.base import Request
 from stepwell.memory.policies.bucket import Bucket
 from stepwell.memory.policies.simple import Simple
+from stepwell.replay.kv_shapes import PHI4_MINI, QWEN35_4B
 from stepwell.replay.traces import ACQUIRE, FLUSH, RELEASE, RUN, Event
-from stepwell.replay.workloads import PHI4_MINI, QWEN35_4B, growing
+from stepwell.replay.workloads import growing
 from tests.support.attach_lab import NodeError, NodeModules, node_modules
 
 MIB = 1 << 20

@@ -4,6 +4,7 @@ import { Idle } from "./idle.js";
 import { poolLayer } from "./intercept.js";
 import { Keeper } from "./keeper.js";
 import { AttachError, Natives } from "./natives.js";
+import { POLICIES } from "./policies/index.js";
 import { DevicePool } from "./pool.js";
 import { Recorder } from "./recorder.js";
 import { Shims } from "./shims.js";
@@ -15,6 +16,9 @@ let current = null; // the attachment of this realm
 const caretaker = new Caretaker();
 const queues = new WeakMap(); // → DevicePool, the last one of its device
 const poolOfQueue = (queue) => queues.get(queue) ?? null;
+
+/** The names that `policy` may have. */
+export const policies = Object.keys(POLICIES);
 
 /**
  * Put a pool under the WebGPU runtimes of this page or worker, or record what they do, or both.
