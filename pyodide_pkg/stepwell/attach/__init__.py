@@ -1,4 +1,4 @@
-"""The pool under somebody else's WebGPU runtime: shims and the policies by name in JavaScript (``js/``)."""
+"""The pool under another WebGPU runtime: shims and the policies by name in JavaScript (``js/``)."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""``Attachment``: what ``attach`` returns.  Runs in Pyodide only; the JS half is ``bundle.script()``.
+"""``Attachment``, which ``attach`` returns.  Runs in Pyodide only; the JS half is ``bundle.script()``.
 
 Policies by name are decided in JavaScript (``js/keeper.js``); a policy of the caller's by a ``Keeper`` here.
 """
@@ -83,7 +83,7 @@ class Attachment:
             raise _raised(exception) from None
 
     def detach(self) -> None:
-        """WebGPU is the browser's again: what is free is destroyed, what lives when the application destroys it."""
+        """Give WebGPU back to the browser: free buffers are destroyed now, live ones when the application does that."""
         if self._last is not None:
             return
         self._js.detach()
@@ -93,20 +93,20 @@ class Attachment:
         self._let_go()
 
     def mark(self, name: str = "") -> None:
-        """A token ends here; from the first mark on only marks count, else reads of results from the GPU."""
+        """Say that a token ends here.  From the first mark on only marks count, else reads of results from the GPU."""
         self._js.mark(name)
 
     def stats(self) -> dict[str, Any]:
-        """``devices``: of each its keeper's books (``Keeper.stats``) and what was done about them (``native``)."""
+        """``devices``: the books of each device's keeper (``Keeper.stats``), and its GPU buffers (``native``)."""
         return self._stats() if self._last is None else self._last
 
     def trace(self, **metadata: Any) -> str | None:
-        """What was recorded, in the format of ``replay/traces.py``, with ``metadata``; None if nothing was."""
+        """The recording in the format of ``replay/traces.py``, with ``metadata``; None if nothing was recorded."""
         text: str | None = self._ask("trace", _object(**metadata))
         return text
 
     def save(self, path: Path, **metadata: Any) -> None:
-        """Write the trace to a file, compressed if its name ends in ``.gz``; UsageError if nothing was recorded."""
+        """Write the trace to ``path``, compressed if its name ends in ``.gz``; UsageError if nothing was recorded."""
         text = self.trace(**metadata)
         if text is None:
             raise UsageError("save: nothing was recorded. Attach with record=True.")
@@ -114,17 +114,17 @@ class Attachment:
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
 
     def summary(self) -> dict[str, Any] | None:
-        """What a token does, what is live, whether a pool would help; None if nothing was recorded."""
+        """Figures per token, live and peak bytes, whether a pool would help; None if nothing was recorded."""
         found: dict[str, Any] | None = _as_json(self._ask("summary"))
         return found
 
     def events(self, form: str = "lines") -> str | None:
-        """Every event as text: ``lines`` of JSON, or ``chrome`` for its trace viewer; None if nothing was recorded."""
+        """Every event as text; ``form``: ``lines`` of JSON, or ``chrome`` for its trace viewer; None: none recorded."""
         text: str | None = self._ask("events", form)
         return text
 
     async def measure_costs(self) -> dict[str, Any] | None:
-        """Time what creating a buffer costs here, for trace and summary: some seconds, while the GPU is idle."""
+        """The cost of creating a buffer here, timed for trace and summary: some seconds, while the GPU is idle."""
         try:
             found: dict[str, Any] | None = _as_json(await self._js.measureCosts())
         except JsException as exception:
@@ -186,18 +186,18 @@ def _options(policy: str, options: Mapping[str, OptionValue]) -> dict[str, Any]:
 
 
 def _object(**members: Any) -> Any:
-    """A JS object of what is not None."""
+    """A JS object of the ``members`` that are not None."""
     given = {name: value for name, value in members.items() if value is not None}
     return to_js(given, dict_converter=js.Object.fromEntries)
 
 
 def _as_json(value: Any) -> Any:
-    """A JS value as Python has it from JSON."""
+    """The JS ``value`` as Python has it from JSON."""
     return None if value is None else json.loads(js.JSON.stringify(value))
 
 
 def _raised(exception: Any) -> StepwellError:
-    """The error for an exception of the JS half, which has two kinds of its own, both about what was asked for."""
+    """The error for an ``exception`` of the JS half, which has two kinds of its own, both about wrong requests."""
     if exception.name in ("BadRequest", "AttachError"):
         return BadRequest(str(exception.message))
     return UsageError(f"{exception.name}: {exception.message}")

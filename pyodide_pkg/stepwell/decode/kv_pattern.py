@@ -45,6 +45,7 @@ class Workload:
 
     @property
     def layers(self) -> int:
+        """The number of layers, each with a K and a V."""
         return self.tensors // 2
 
 

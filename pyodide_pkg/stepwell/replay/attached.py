@@ -1,8 +1,7 @@
-"""Traces of a runtime that ``stepwell.attach`` watched: what a pool under it can do, replayed and as a line of code.
+"""Traces of a runtime that ``stepwell.attach`` watched: a pool under it, as a line of code.
 
-Such a pool gives buffers of exactly the size and usage asked for, so no size class is rounded up to, and each usage has
-a policy of its own: the site of a request is the index of its usage.  Without a pool the runtime creates and destroys
-what it asks for, as ``disabled`` does.
+Such a pool is replayed by ``memory/policies/per_usage.py``; the site of a request is the index of its usage.  Without a
+pool the runtime creates and destroys every buffer, as ``disabled`` does.
 """
 
 import json
@@ -16,12 +15,12 @@ BARE = "disabled"
 
 
 def is_attached(metadata: Mapping[str, object]) -> bool:
-    """Whether a trace with this metadata is of a runtime that was watched."""
+    """Whether a trace with this ``metadata`` is of a runtime that was watched."""
     return bool(metadata.get("attach"))
 
 
 def attach_code(policy: str, options: Mapping[str, str], budget_bytes: int | None = None) -> str:
-    """The line that puts such a pool under a runtime, in JavaScript."""
+    """The line of JavaScript that puts a pool of ``policy`` with ``options`` and a budget under a runtime."""
     fields = {"policy": json.dumps(policy)}
     if options:
         values = parse_options(policy, POLICIES[policy].options, options)

@@ -1,4 +1,4 @@
-"""What ``what_if`` compares: settings of policies, what a create costs, and what a trace says about either."""
+"""The settings of policies that ``what_if`` compares, the cost of a create, and a trace's word on either."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from stepwell.memory.policies.per_usage import PerUsage
 from stepwell.replay.attached import BARE, is_attached
 
 NO_POOL = "no pool"
-"""The label of a runtime that creates and destroys what it asks for."""
+"""The label of a runtime that creates and destroys every buffer."""
 MIB = 1 << 20
 CREATE_US = 100.0
 CREATE_US_PER_MIB = 80.0
@@ -23,7 +23,7 @@ _LIMITS_LABEL = "limits of 64 or more"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A policy and options as text, as ``simulate --option`` takes them.  ``attached``: of a pool under a runtime."""
+    """A policy and options as text, as ``simulate --option`` takes them.  ``attached``: a pool under a runtime."""
 
     policy: str
     options: Mapping[str, str] = field(default_factory=dict)
@@ -31,13 +31,14 @@ class Setting:
 
     @property
     def label(self) -> str:
+        """The policy and its options, for a table."""
         if self.attached and self.policy == BARE:
             return NO_POOL
         shown = [_LIMITS_LABEL if name == "limits" else f"{name}={value}" for name, value in self.options.items()]
         return " ".join([self.policy, *shown])
 
     def make(self) -> Policy:
-        """BadRequest for a policy that there is not, or an option out of range."""
+        """A new policy object; BadRequest if there is no such policy, or for an option out of range."""
         policy = make_policy(self.policy, **self.options)
         return PerUsage(partial(make_policy, self.policy, **self.options)) if self.attached else policy
 
@@ -55,7 +56,7 @@ def settings(attached: bool = False) -> list[Setting]:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What creating a buffer takes, in microseconds, and where that is from."""
+    """The cost of creating a buffer, in microseconds, and its source.  BadRequest unless both are 0 or more."""
 
     create_us: float
     create_us_per_mib: float
@@ -67,11 +68,12 @@ class Costs:
                 raise BadRequest(f"a cost of {value} µs per {what}; it must be 0 or more.")
 
     def ms(self, creates: int, nbytes: int) -> float:
+        """The milliseconds of ``creates`` buffers with ``nbytes`` in total."""
         return (creates * self.create_us + nbytes / MIB * self.create_us_per_mib) / 1000
 
 
 def recorded_costs(metadata: Mapping[str, object], create_us: float | None, per_mib_us: float | None) -> Costs:
-    """The costs asked for, else those in the trace, else this project's assumption."""
+    """The costs given, else those in the trace's ``metadata``, else this project's assumption."""
     found = {name: _number(metadata, name) for name in ("create_us", "create_us_per_mib")}
     if create_us is not None or per_mib_us is not None:
         source = "as given"
@@ -91,9 +93,10 @@ def recorded_costs(metadata: Mapping[str, object], create_us: float | None, per_
 
 
 def recorded_setting(metadata: Mapping[str, object], policy: str | None) -> tuple[Setting, str]:
-    """The baseline and where it is from: the caller's, else what the trace was recorded under, else ``bucket``.
+    """The baseline and its source: the caller's ``policy``, else the trace's own (``metadata``), else ``bucket``.
 
-    Of a runtime that was watched it is no pool, also if there was one: that is what attaching is compared with.
+    For a runtime that was watched it is no pool, also if there was one: that is what attaching is compared with.
+    BadTrace if the metadata's policy is wrong.
     """
     attached = is_attached(metadata)
     if policy is not None:

@@ -1,13 +1,13 @@
 """Synthetic workloads: the events of decode loops and of fixed shapes, without a model or a GPU.
 
 ``kv64``      Phi-4-mini: 32 layers, each with K and V of 2,048 B a position (f16), which grow by one position a token
-``kv16``      Qwen3.5-4B: 32 layers, of which every fourth has such a K and V; the state of the others has a fixed size
-              and never moves, so it is left out
+``kv16``      Qwen3.5-4B: 32 layers; every fourth has such a K and V; the state of the others has a fixed size and never
+              moves, so it is left out
 ``sawtooth``  six chats of 300 to 4,400 positions on the kv64 model, each begun by a prefill with its temporaries
 ``static``    an encoder with fixed shapes, the same in every run
 
 A decode step, as onnxruntime-web runs it: uploading the inputs flushes; each layer acquires six intermediates and its
-present K and V, gives the intermediates back and records 12 dispatches, of which 16 make a submit; the end of the run
+present K and V, gives the intermediates back and records 12 dispatches; 16 of them make a submit; the end of the run
 and the download of the logits flush; only then are the past K and V disposed of.
 Sources: microsoft/onnxruntime issue 32017 and its webgpu_context.cc; transformers.js past_key_values handling.
 """
@@ -27,11 +27,11 @@ DISPATCHES_PER_SUBMIT = 16
 FIRST_POSITIONS, LAST_POSITIONS = 1024, 8192
 
 SAWTOOTH_CHATS = ((300, 800), (900, 1400), (3900, 4400), (600, 1100), (2300, 2800), (400, 900))
-"""Of each chat: the positions of its prompt, and those at its end."""
+"""The positions of each chat's prompt, and those at its end."""
 
 
 class DecodeTrace:
-    """Writes the events of decode steps; it numbers leases and counts dispatches across them."""
+    """The writer of the events of decode steps; it numbers leases and counts dispatches across them."""
 
     def __init__(self, shape: DecodeShape) -> None:
         self._shape = shape
@@ -41,14 +41,14 @@ class DecodeTrace:
         self._intermediates: dict[int, list[list[Request]]] = {}
 
     def set_past(self, positions: int) -> Iterator[Event]:
-        """The K and V that a loop starts from: one full set, before the first run."""
+        """The events for the K and V that a loop starts from: one full set, before the first run."""
         requests = self._kv_requests(positions)
         self._past = list(range(self._next, self._next + len(requests)))
         self._next += len(requests)
         yield from ((ACQUIRE, lease, request) for lease, request in zip(self._past, requests, strict=True))
 
     def run(self, positions: int, rows: int = 1) -> Iterator[Event]:
-        """One run that ends with ``positions`` filled, ``rows`` of them new."""
+        """The events of one run that ends with ``positions`` filled, ``rows`` of them new."""
         shape = self._shape
         yield (RUN, positions, NOTHING)
         if shape.upload:
@@ -80,7 +80,7 @@ class DecodeTrace:
         self._past = present
 
     def dispose(self) -> Iterator[Event]:
-        """The past K and V are given back."""
+        """The events that give the past K and V back."""
         for lease in self._past:
             yield (RELEASE, lease, NOTHING)
         self._past = []
@@ -90,7 +90,7 @@ class DecodeTrace:
         return [Request(nbytes, Role.KV, site) for site in range(self._shape.tensors)]
 
     def _intermediate_requests(self, rows: int) -> list[list[Request]]:
-        """Of each layer six; a site is the ordinal of the acquire within the run."""
+        """Six requests of each layer; a site is the ordinal of the acquire within the run."""
         found = self._intermediates.get(rows)
         if found is None:
             row = self._shape.hidden_bytes
@@ -102,7 +102,7 @@ class DecodeTrace:
 
 
 def growing(shape: DecodeShape, first: int, last: int) -> Iterator[Event]:
-    """Decode from ``first`` positions to ``last``, one token a run."""
+    """The events of decoding from ``first`` positions to ``last``, one token a run."""
     trace = DecodeTrace(shape)
     yield from trace.set_past(first)
     for positions in range(first + 1, last + 1):
@@ -110,7 +110,7 @@ def growing(shape: DecodeShape, first: int, last: int) -> Iterator[Event]:
 
 
 def sawtooth(shape: DecodeShape, first: int, last: int) -> Iterator[Event]:
-    """Chats one after the other; those within ``first`` to ``last`` positions, and cut there."""
+    """The events of chats one after the other; those within ``first`` to ``last`` positions, and cut there."""
     trace = DecodeTrace(shape)
     for prompt, end in SAWTOOTH_CHATS:
         start, stop = max(prompt, first), min(end, last)
@@ -128,7 +128,7 @@ _STATIC_ROWS = 1500  # an audio encoder's frames
 
 
 def static(first: int, last: int) -> Iterator[Event]:
-    """Runs ``first`` to ``last`` of an encoder with fixed shapes; a run's outputs are disposed of after it.
+    """The events of runs ``first`` to ``last`` of an encoder with fixed shapes; its outputs are disposed of after it.
 
     A layer: a normalised copy, Q K V, scores, their product, the MLP's inner activation and the residual, which lives
     until the next layer has added to it.  The head keeps one output per four layers until after the run.
@@ -178,7 +178,7 @@ def static(first: int, last: int) -> Iterator[Event]:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A row of the table: ``events(first, last)``, and the S (positions, or runs) that it covers by default."""
+    """A row of the table: ``events(first, last)``, and the S (positions, or runs) covered by default."""
 
     summary: str
     events: Callable[[int, int], Iterator[Event]]
