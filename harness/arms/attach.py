@@ -22,12 +22,13 @@ from harness import RunError, SetupError
 from harness.arms.figures import ArmFigures, ArmRun, Ratio
 from harness.arms.schedule import Arm, Schedule, Turn, read_arms
 from harness.site.process import Report
+from stepwell.replay.kv_shapes import KV_WORKLOADS
 
 SCHEMA = 1
 WARM_UP = 4  # the fill, the two steps in which every pool makes its sets of tensors, and one to settle
 CONTROL, BARE = "static", "bare"
 DEFAULT_ARMS = "bare,static,attached,attached:zero=never,record"
-TENSORS = (64, 16)
+TENSORS = tuple(shape.tensors for shape in KV_WORKLOADS.values())
 MeasuredStep = dict[str, Any]
 _BUDGET = "budget"
 _ATTACH = ("policy", "zero")

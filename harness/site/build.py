@@ -201,11 +201,11 @@ def _add_models(dist: Path, cache: Path, report: Report) -> list[dict[str, Any]]
 
 def _add_onnx_models(dist: Path) -> set[str]:
     kept = set()
-    for name, model in onnx_models.MODELS.items():
-        path = f"{onnx_models.FOLDER}/{name}.onnx"
+    for name, data in onnx_models.files().items():
+        path = f"{onnx_models.FOLDER}/{name}"
         part = dist / (path + ".part")
         part.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(model.bytes())
+        part.write_bytes(data)
         _replace_if_changed(part, dist / path)
         kept.add(path)
     return kept

@@ -12,14 +12,17 @@ K and V.  There are no weights: a model is a few kilobytes.
 ``gqa``         two layers of GroupQueryAttention, as exported language models have them: 4 tensors
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import onnx
 from onnx import TensorProto, helper
 
-HEADS, HEAD_DIM = 8, 64
-POSITION_BYTES = 4 * HEADS * HEAD_DIM
+from stepwell.replay.kv_shapes import KV_WORKLOADS, POSITION_BYTES
+
+HEADS = 8
+HEAD_DIM = POSITION_BYTES // (4 * HEADS)
 FOLDER = "models/onnx"
 _OPSETS = (helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1))
 _IR_VERSION = 10  # of opset 21: no runtime that knows the one refuses the other
@@ -94,11 +97,22 @@ def attention(tensors: int) -> bytes:
 
 
 MODELS: Mapping[str, Model] = {
-    "kv64": Model(64, filling),
-    "kv16": Model(16, filling),
+    **{name: Model(shape.tensors, filling) for name, shape in KV_WORKLOADS.items()},
     "append": Model(16, appending),
     "gqa": Model(4, attention),
 }
+
+
+def files() -> dict[str, bytes]:
+    """The files of ``FOLDER`` by name: the models, and ``models.js``, which tells the page what they are."""
+    tensors = {name: model.tensors for name, model in MODELS.items()}
+    module = (
+        f"export const [HEADS, HEAD_DIM] = [{HEADS}, {HEAD_DIM}];\n"
+        f"/** How many growing tensors each model has. */\nexport const TENSORS = {json.dumps(tensors)};\n"
+        "/** The models that do nothing but grow: those named as stepwell's own workloads. */\n"
+        f"export const WORKLOADS = {json.dumps(list(KV_WORKLOADS))};\n"
+    )
+    return {"models.js": module.encode()} | {f"{name}.onnx": model.bytes() for name, model in MODELS.items()}
 
 
 def _row_and_probe(probes: int | str) -> list[onnx.ValueInfoProto]:

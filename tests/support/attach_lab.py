@@ -4,10 +4,13 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
+from functools import cache
 from typing import Any
 
-from stepwell.attach.bundle import MODULES, join_modules
+from stepwell.attach.bundle import join_modules
+from tests.support.paths import ROOT
+
+FOLDER = ROOT / "pyodide_pkg/stepwell/attach/js"
 
 _SERVE = """
 const readline = require("node:readline");
@@ -48,18 +51,21 @@ class NodeModules:
         return answer.get("value")
 
 
-def joined(needed: str, source: str) -> str:
-    """A script with the modules up to ``needed``, and ``source``, whose exports are ``globalThis.stepwell``."""
-    order = MODULES[: MODULES.index(needed) + 1]
-    folder = files("stepwell.attach").joinpath("js")
-    sources = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in order} | {"test.js": source}
-    return join_modules(sources, (*order, "test.js"), "test")
+@cache
+def sources() -> dict[str, str]:
+    """Every module under ``FOLDER``."""
+    return {path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8") for path in FOLDER.rglob("*.js")}
+
+
+def joined(source: str) -> str:
+    """A script of the module ``source`` and what it imports; its exports are ``globalThis.stepwell``."""
+    return join_modules(sources() | {"test.js": source}, "test.js", "test")
 
 
 @contextmanager
-def node_modules(needed: str, source: str) -> Iterator[NodeModules]:
-    """The modules up to ``needed``, and ``source``: one that imports from them, and exports ``answer(question)``."""
-    script = joined(needed, source) + _SERVE
+def node_modules(source: str) -> Iterator[NodeModules]:
+    """The module ``source``, which imports from ``FOLDER`` and exports ``answer(question)``, in Node."""
+    script = joined(source) + _SERVE
     # the script as an argument: standard input is for the questions
     with subprocess.Popen(["node", "-e", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -1,4 +1,4 @@
-/** The arms of the example, what a run of them needs, and what it amounts to. Nothing here touches the page or the GPU. */
+/** The arms of the example, the memory that a run of them needs, and its results as rows. Nothing here touches the page or the GPU. */
 import { byArm } from "../comparing.js";
 import { mean, median, pairedRatios, spread } from "../statistics.js";
 import { bytesNeeded } from "./ort.js";
@@ -16,7 +16,7 @@ const LEAST_BUFFER = 2 ** 30; // a GPU that allows less is a small one
 const GIB = 2 ** 30;
 const POSITION_BYTES = bytesNeeded({ model: "kv64", start: 1, steps: 0 }) / (2 * 64); // in one tensor
 
-/** What to run at first on an adapter: 64 tensors where they fit, 16 on CPU adapters and small machines. */
+/** The first request on an adapter: 64 tensors where they fit, 16 on CPU adapters and small machines. */
 export function firstSize({ software, limits, memoryGib = Infinity }) {
   const large = { model: "kv64", start: 2040, steps: 40, rounds: 2 };
   const fits = bytesNeeded(large) <= (memoryGib * GIB) / 4 && limits.maxBufferSize >= LEAST_BUFFER;
@@ -32,7 +32,7 @@ export function tooLarge({ start, steps }, { maxBufferSize, maxStorageBufferBind
   return `Tensors of ${last.toLocaleString("en")} B; this GPU allows ${limit.toLocaleString("en")} B: start at ${most.toLocaleString("en")} at most.`;
 }
 
-/** What the worker was told to do, as the lines that someone would write. */
+/** The code for `choices`, as the lines that someone would write. */
 export function codeOf(choices) {
   const parts = Object.entries(choices).map(([name, value]) => `${name}: ${JSON.stringify(value)}`);
   return `import "./stepwell-attach.js"; // before the runtime\nconst attachment = stepwell.attach({ ${parts.join(", ")} });`;

@@ -3,7 +3,7 @@
 /**
  * Count from now on, on all devices.  `now()` gives what happened so far: `created` and `created_bytes` of storage buffers
  * that cannot be mapped, `others` (all the rest), `destroyed` (of either), `live` and `live_bytes` (of either; a buffer
- * that was dropped without destroy() goes when it is collected), `peak_bytes` (the most there was since `rewind()`).
+ * that was dropped without destroy() counts until it is collected), `peak_bytes` (the most there was since `rewind()`).
  */
 export function countBuffers() {
   const counts = { created: 0, created_bytes: 0, others: 0, destroyed: 0, live: 0, live_bytes: 0, peak_bytes: 0 };

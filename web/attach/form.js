@@ -1,11 +1,7 @@
 /** The example's controls: what to run and how to attach, Start and Stop, and how far it is. */
 import { announcer, element, field } from "../dom.js";
+import { TENSORS, WORKLOADS } from "../models/onnx/models.js";
 
-const MODELS = [
-  ["kv64", "64 growing tensors"],
-  ["kv16", "16 growing tensors"],
-];
-const POLICIES = ["adaptive", "exact", "simple", "bucket", "lazy_release", "disabled"];
 const ZEROS = [
   ["always", "always: as WebGPU promises"],
   ["never", "never: old contents may show"],
@@ -14,14 +10,14 @@ const NAMES = ["model", "start", "steps", "rounds", "policy", "zero", "budget"];
 
 /**
  * `acts` has `start`, `record` and `stop`, and `check(request)` → `{problem, note}` of the sizes. Returns what the page does
- * with the form: `fill`, `read`, `query`, `setState`, `say`, `progress`.
+ * with the form: `offer`, `fill`, `read`, `query`, `setState`, `say`, `progress`.
  */
 export function mountForm(form, acts) {
-  const model = select("model", MODELS);
+  const model = select("model", WORKLOADS.map((name) => [name, `${TENSORS[name]} growing tensors`]));
   const start = count("start", 1, 1_000_000);
   const steps = count("steps", 6, 1000);
   const rounds = count("rounds", 1, 20);
-  const policy = select("policy", POLICIES.map((name) => [name, name]));
+  const policy = select("policy", []);
   const zero = select("zero", ZEROS);
   const budget = count("budget", 1, 1 << 20);
   budget.required = false;
@@ -100,6 +96,7 @@ export function mountForm(form, acts) {
   addEventListener("keydown", (event) => event.key === "Escape" && !stop.disabled && halt());
 
   return {
+    offer: (policies) => policy.replaceChildren(...choices(policies.map((name) => [name, name]))),
     fill(values) {
       for (const name of NAMES.filter((known) => known in values)) form.elements[name].value = values[name];
       check();
@@ -145,7 +142,11 @@ function count(name, min, max) {
 }
 
 function select(name, options) {
-  return element("select", { name }, ...options.map(([value, text]) => element("option", { value }, text)));
+  return element("select", { name }, ...choices(options));
+}
+
+function choices(options) {
+  return options.map(([value, text]) => element("option", { value }, text));
 }
 
 function button(id, text, type = "button", className = "") {

@@ -1,16 +1,12 @@
 // Decodes with onnxruntime-web as transformers.js does, on the models of harness/site/onnx_models.py: K and V stay on the GPU,
 // present.* is the next step's past, and the old past is disposed of when a step's result is back.  Whether something is
 // attached under the runtime is the caller's business: nothing here knows of it.
+import { HEAD_DIM, HEADS, TENSORS } from "../models/onnx/models.js"; // written by the site build
 
 const VENDOR = new URL("../vendor/onnxruntime-web/", import.meta.url);
 const MODELS = new URL("../models/onnx/", import.meta.url);
-const HEADS = 8;
-const HEAD_DIM = 64;
 const LANES = HEADS * HEAD_DIM;
 const POSITION_BYTES = 4 * LANES;
-
-/** The models, and how many growing tensors each has. */
-export const TENSORS = { kv64: 64, kv16: 16, append: 16, gqa: 4 };
 
 /** The runtime's module; its binary is fetched with the first session. */
 export async function loadRuntime() {
@@ -20,12 +16,12 @@ export async function loadRuntime() {
   return ort;
 }
 
-/** What a step brings: whole numbers below 256, so that sums of thousands of them are exact in f32. */
+/** A step's row: whole numbers below 256, so that sums of thousands of them are exact in f32. */
 export function row(step) {
   return Float32Array.from({ length: LANES }, (_, lane) => ((step + 1) * 193 + lane * 31) % 256);
 }
 
-/** What tensor `index` has in position 0 of its first head before the first step; all else in it is 0. */
+/** The values of tensor `index` in position 0 of its first head before the first step; all else in it is 0. */
 export function mark(index) {
   return Float32Array.from({ length: HEAD_DIM }, (_, lane) => (index + 1) * 16 + (lane % 16));
 }
@@ -38,7 +34,7 @@ export function digest({ buffer, byteOffset, byteLength }, seed = 0x811c9dc5) {
   return hash >>> 0;
 }
 
-/** What the models tell of K and V, and what they must tell: `feeds` of a step, and `expected` reads (null: unknown). */
+/** The inputs of a step (`feeds`), and the values that it must read from K and V (`expected`; null: unknown). */
 const KINDS = {
   filling: {
     feeds(ort, step, positions) {
@@ -125,7 +121,7 @@ export async function* decode(ort, options) {
   }
 }
 
-/** Bytes of K and V at the end of a run: what goes in and what comes out of the last step, before any pool adds to it. */
+/** Bytes of K and V at the end of a run: the last step's past and present, before any pool adds to it. */
 export function bytesNeeded({ model = "kv64", start = 1, steps = 64 } = {}) {
   return 2 * TENSORS[model] * (start + steps) * POSITION_BYTES;
 }
@@ -139,7 +135,7 @@ export class Decoder {
    * @param {number} [options.start] positions that there are before the first step: zeros, but for a mark per tensor
    * @param {"grow" | "static"} [options.kv] "static" is the control: the same commands on two sets of tensors that are
    *   allocated once
-   * @param {number} [options.steps] "static" has room for so many steps
+   * @param {number} [options.steps] the steps that "static" has room for
    * @param {string} [options.cache] the runtime's storageBufferCacheMode; else its default
    */
   static async open(ort, { model = "kv64", start = 1, kv = "grow", steps = 64, cache } = {}) {

@@ -46,7 +46,7 @@ function boot() {
 }
 
 const hear = {
-  ready({ adapter, limits: granted, software }) {
+  ready({ adapter, limits: granted, software, policies }) {
     const isFirst = limits === null; // after a restart what was chosen stays
     limits = granted;
     const name = adapter.description || [adapter.vendor, adapter.architecture].filter(Boolean).join(" ");
@@ -57,6 +57,7 @@ const hear = {
         element("li", { className: "chip" }, "limit ", element("b", {}, bytes(granted.maxBufferSize)), " buffer"),
       );
     if (software) standing.replaceChildren(strip("warn", "This adapter computes on the CPU. Counts are real; its times say nothing about a GPU."));
+    if (isFirst) form.offer(policies);
     if (isFirst) form.fill({ ...firstSize({ software, limits, memoryGib: navigator.deviceMemory }), ...Object.fromEntries(query) });
     setState("ready");
     if (isFirst && query.get("run") === "1") begin(ARMS);

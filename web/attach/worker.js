@@ -1,8 +1,8 @@
 /**
  * Runs onnxruntime-web with and without stepwell attached, in one worker and on one device, an arm after the other.
  *
- * In: `{type: "run", request, turns}` with turns `[{arm, round}]`, `{type: "stop"}`. Out: `ready {adapter, limits, software}`,
- * `turn {arm, round}`, `step {arm, round, index, positions, ms, created, live_bytes, wrong}`, `turned {arm, round, steps,
+ * In: `{type: "run", request, turns}` with turns `[{arm, round}]`, `{type: "stop"}`. Out: `ready {adapter, limits, software,
+ * policies}`, `turn {arm, round}`, `step {arm, round, index, positions, ms, created, live_bytes, wrong}`, `turned {arm, round, steps,
  * peak_bytes, digest}`, `costs`, `trace {text, conclusion}`, `done {stopped}`, `error {code, message}`.
  */
 import "../stepwell-attach.js"; // before the runtime: it sets globalThis.stepwell
@@ -73,7 +73,7 @@ async function describe() {
     ["maxBufferSize", "maxStorageBufferBindingSize"].map((name) => [name, adapter.limits[name]]),
   );
   const software = isFallbackAdapter || names.some((name) => SOFTWARE.test(name));
-  tell("ready", { adapter: { vendor, architecture, description }, limits, software });
+  tell("ready", { adapter: { vendor, architecture, description }, limits, software, policies: stepwell.policies });
 }
 
 self.addEventListener("message", async ({ data }) => {

@@ -1,4 +1,4 @@
-"""The pool under somebody else's WebGPU runtime: shims in JavaScript (``js/``), decisions by the pool's policies."""
+"""The pool under another WebGPU runtime: shims and the policies by name in JavaScript (``js/``)."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -24,13 +24,13 @@ def attach(
 ) -> "Attachment":
     """Put the pool under the WebGPU runtimes of this page or worker, or record what they do, or both.
 
-    ``target``: a ``GPUDevice``, else every device of the realm that Pyodide runs in, from now on.  ``policy``: one of
-    ``keeper.POLICY_NAMES`` with its ``options``, or a callable that makes a Policy object; by default ``adaptive``, or
-    no pool when ``record`` is on.  ``budget``: bytes that each device's pool may reserve.  ``zero``: whether buffers
-    are cleared before they serve again, ``always`` or, if the runtime reads nothing that it has not written, ``never``.
-    ``runtime``: a name for the recording; ``limit``: how many events it keeps.
+    ``target``: a ``GPUDevice``, else every device of the realm that Pyodide runs in, from now on.  ``policy``: the name
+    of an ``attached`` row of ``POLICIES``, with its ``options``, or a callable that makes a Policy object; by default
+    ``adaptive``, or no pool when ``record`` is on.  ``budget``: bytes that each device's pool may reserve.  ``zero``:
+    whether buffers are cleared before they serve again, ``always`` or, if the runtime reads nothing that it has not
+    written, ``never``.  ``runtime``: a name for the recording; ``limit``: how many events it keeps.
 
-    BadRequest for what is not allowed, and when something is attached already; NoWebGPU outside of a browser.
+    BadRequest for a choice that is not allowed, and when something is attached already; NoWebGPU outside of a browser.
     """
     try:
         from stepwell.attach.attachment import Attachment

@@ -1,4 +1,7 @@
-"""``Attachment``: what ``attach`` returns.  Runs in Pyodide only; the JS half is ``bundle.script()``."""
+"""``Attachment``, which ``attach`` returns.  Runs in Pyodide only; the JS half is ``bundle.script()``.
+
+Policies by name are decided in JavaScript (``js/keeper.js``); a policy of the caller's by a ``Keeper`` here.
+"""
 
 import gzip
 import json
@@ -13,10 +16,11 @@ from pyodide.code import run_js  # type: ignore[import-not-found]
 from pyodide.ffi import JsException, create_proxy, jsnull, to_js  # type: ignore[import-not-found]
 
 from stepwell.attach.bundle import VERSION, script
-from stepwell.attach.keeper import Keeper
+from stepwell.attach.keeper import Keeper, policy_maker
 from stepwell.errors import BadRequest, NoWebGPU, StepwellError, UsageError
+from stepwell.memory.policies import POLICIES
 from stepwell.memory.policies.base import Policy
-from stepwell.options import OptionValue
+from stepwell.options import OptionValue, parse_options
 
 _METHODS = ("acquire", "created", "room", "release", "forget", "flush", "begin_run", "drain", "shrink", "stats")
 _LIKE_KEEPER = """
@@ -56,48 +60,53 @@ class Attachment:
             raise BadRequest(f"attach: zero={zero!r}; it must be 'always' or 'never'.")
         if target is None and not hasattr(js, "GPUDevice"):
             raise NoWebGPU("There is no WebGPU here (no GPUDevice): attach where the runtime asks for its device.")
-        name = policy if isinstance(policy, str) else "own" if policy else "adaptive"
-        self._make = partial(Keeper, policy or name, options, budget)
+        policy = policy or "adaptive"
+        self._make = partial(Keeper, policy_maker(policy, options), budget)
         self._make()  # what is wrong with these is an error now
-        self._keepers: list[Any] = []  # in JS
+        self._keepers: list[Any] = []  # in JS, of a caller's policy
+        self._factory: Any = None  # of these
         self._last: dict[str, Any] | None = None  # the stats at the end
         stepwell = _stepwell()
-        self._factory = create_proxy(self._make_keeper)
-        pool = {"keeper": self._factory, "policy": name, "options": options, "budget": budget} if pooled else {}
+        pool: dict[str, Any] = {}
+        if pooled:
+            pool["budget"] = None if budget is None else float(budget)  # a large int would be a BigInt
+            if isinstance(policy, str):
+                pool |= {"policy": policy, "options": _options(policy, options)}
+            else:
+                pool["keeper"] = self._factory = create_proxy(self._make_keeper)
         try:
             self._js = stepwell.attach(
                 _object(target=target, record=record, zero=zero, runtime=runtime or None, limit=limit, **pool)
             )
         except JsException as exception:
-            self._factory.destroy()
+            self._let_go()
             raise _raised(exception) from None
 
     def detach(self) -> None:
-        """WebGPU is the browser's again: what is free is destroyed, what lives when the application destroys it."""
+        """Give WebGPU back to the browser: free buffers are destroyed now, live ones when the application does that."""
         if self._last is not None:
             return
         self._js.detach()
         for keeper in self._keepers:
             keeper.close()
         self._last = self._stats()
-        self._keepers.clear()
-        self._factory.destroy()
+        self._let_go()
 
     def mark(self, name: str = "") -> None:
-        """A token ends here; from the first mark on only marks count, else reads of results from the GPU."""
+        """Say that a token ends here.  From the first mark on only marks count, else reads of results from the GPU."""
         self._js.mark(name)
 
     def stats(self) -> dict[str, Any]:
-        """``devices``: of each its keeper's books (``Keeper.stats``) and what was done about them (``native``)."""
+        """``devices``: the books of each device's keeper (``Keeper.stats``), and its GPU buffers (``native``)."""
         return self._stats() if self._last is None else self._last
 
     def trace(self, **metadata: Any) -> str | None:
-        """What was recorded, in the format of ``replay/traces.py``, with ``metadata``; None if nothing was."""
+        """The recording in the format of ``replay/traces.py``, with ``metadata``; None if nothing was recorded."""
         text: str | None = self._ask("trace", _object(**metadata))
         return text
 
     def save(self, path: Path, **metadata: Any) -> None:
-        """Write the trace to a file, compressed if its name ends in ``.gz``; UsageError if nothing was recorded."""
+        """Write the trace to ``path``, compressed if its name ends in ``.gz``; UsageError if nothing was recorded."""
         text = self.trace(**metadata)
         if text is None:
             raise UsageError("save: nothing was recorded. Attach with record=True.")
@@ -105,17 +114,17 @@ class Attachment:
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
 
     def summary(self) -> dict[str, Any] | None:
-        """What a token does, what is live, whether a pool would help; None if nothing was recorded."""
+        """Figures per token, live and peak bytes, whether a pool would help; None if nothing was recorded."""
         found: dict[str, Any] | None = _as_json(self._ask("summary"))
         return found
 
     def events(self, form: str = "lines") -> str | None:
-        """Every event as text: ``lines`` of JSON, or ``chrome`` for its trace viewer; None if nothing was recorded."""
+        """Every event as text; ``form``: ``lines`` of JSON, or ``chrome`` for its trace viewer; None: none recorded."""
         text: str | None = self._ask("events", form)
         return text
 
     async def measure_costs(self) -> dict[str, Any] | None:
-        """Time what creating a buffer costs here, for trace and summary: some seconds, while the GPU is idle."""
+        """The cost of creating a buffer here, timed for trace and summary: some seconds, while the GPU is idle."""
         try:
             found: dict[str, Any] | None = _as_json(await self._js.measureCosts())
         except JsException as exception:
@@ -133,12 +142,18 @@ class Attachment:
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _make_keeper(self) -> Any:
-        """A keeper for one device, as the JS pool wants it."""
+        """A keeper for one device that asks the caller's policy, as the JS pool wants it."""
         keeper = self._make()
         proxies = to_js([create_proxy(getattr(keeper, name)) for name in _METHODS])
         made = run_js(_LIKE_KEEPER)(to_js(list(_METHODS)), proxies)
         self._keepers.append(made)
         return made
+
+    def _let_go(self) -> None:
+        """Destroy the proxies of Python objects that JS has."""
+        self._keepers.clear()
+        if self._factory is not None:
+            self._factory.destroy()
 
     def _ask(self, method: str, *args: Any) -> Any:
         try:
@@ -164,19 +179,25 @@ def _stepwell() -> Any:
     return js.stepwell
 
 
+def _options(policy: str, options: Mapping[str, OptionValue]) -> dict[str, Any]:
+    """The ``options`` of ``policy`` as JS takes them."""
+    values = parse_options(policy, POLICIES[policy].options, options)
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+
+
 def _object(**members: Any) -> Any:
-    """A JS object of what is not None."""
+    """A JS object of the ``members`` that are not None."""
     given = {name: value for name, value in members.items() if value is not None}
     return to_js(given, dict_converter=js.Object.fromEntries)
 
 
 def _as_json(value: Any) -> Any:
-    """A JS value as Python has it from JSON."""
+    """The JS ``value`` as Python has it from JSON."""
     return None if value is None else json.loads(js.JSON.stringify(value))
 
 
 def _raised(exception: Any) -> StepwellError:
-    """The error for an exception of the JS half, which has two kinds of its own, both about what was asked for."""
+    """The error for an ``exception`` of the JS half, which has two kinds of its own, both about wrong requests."""
     if exception.name in ("BadRequest", "AttachError"):
         return BadRequest(str(exception.message))
     return UsageError(f"{exception.name}: {exception.message}")

@@ -6,8 +6,9 @@ imported.  That works for a plain subset of ES modules, which is checked: named 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
+from graphlib import TopologicalSorter
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -18,43 +19,8 @@ try:
 except PackageNotFoundError:  # run from a source tree that was not installed
     VERSION = "0+unknown"
 
-MODULES = (
-    "errors.js",
-    "budget.js",
-    "policies/options.js",
-    "policies/free_lists.js",
-    "policies/size_class.js",
-    "policies/adaptive.js",
-    "policies/bucket.js",
-    "policies/simple.js",
-    "policies/exact.js",
-    "policies/lazy_release.js",
-    "policies/disabled.js",
-    "policies/index.js",
-    "keeper.js",
-    "event_log.js",
-    "tokens.js",
-    "boundaries.js",
-    "recording.js",
-    "trace_text.js",
-    "costs.js",
-    "reuse.js",
-    "summary.js",
-    "recorder.js",
-    "natives.js",
-    "alias.js",
-    "uses.js",
-    "shims.js",
-    "tombstones.js",
-    "zero.js",
-    "proof.js",
-    "pool.js",
-    "intercept.js",
-    "idle.js",
-    "caretaker.js",
-    "attach.js",
-)
-"""Every module under ``js/``, after those that it imports.  What the last one exports is ``globalThis.stepwell``."""
+ENTRY = "attach.js"
+"""The module under ``js/`` whose exports are ``globalThis.stepwell``."""
 _IMPORT = re.compile(r'^import \{([\w\s,]+)\} from "(\.[\w./]+\.js)";$', re.M)
 _EXPORT = re.compile(r"^export (?=(?:(?:async )?function\*? ?|class |const )(\w+))", re.M)
 _LEFT = re.compile(r"^\s*(?:import\b(?!\()|export\b).*", re.M)
@@ -62,21 +28,36 @@ _LEFT = re.compile(r"^\s*(?:import\b(?!\()|export\b).*", re.M)
 
 @cache
 def script() -> str:
-    """A classic script that sets ``globalThis.stepwell``, unless it is set already: the first one loaded counts."""
+    """The classic script that sets ``globalThis.stepwell``, unless it is set already: the first one loaded counts."""
     folder = files("stepwell.attach").joinpath("js")
     sources = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in _names(folder)}
+    return join_modules(sources, ENTRY, VERSION)
 
-    return join_modules(sources, MODULES, VERSION)
+
+def order_of(sources: Mapping[str, str], entry: str) -> tuple[str, ...]:
+    """``entry`` and the modules of ``sources`` that it needs, each after those that it imports.
+
+    ValueError if they import each other in a circle.
+    """
+    imported: dict[str, list[str]] = {}
+    waiting = [entry]
+    while waiting:
+        name = waiting.pop()
+        if name not in imported:
+            paths = (_resolved(name, path) for _, path in _IMPORT.findall(sources[name]))
+            imported[name] = [path for path in paths if path in sources]
+            waiting += imported[name]
+    return tuple(TopologicalSorter(imported).static_order())
 
 
-def join_modules(sources: Mapping[str, str], order: Sequence[str], number: str) -> str:
-    """The modules in ``order`` as one script of version ``number``; ValueError if they are no such subset."""
-    if set(sources) != set(order):
-        odd = ", ".join(sorted(set(sources) ^ set(order)))
-        raise ValueError(f"{odd}: MODULES of stepwell/attach/bundle.py is to list every module of js/, and no other.")
+def join_modules(sources: Mapping[str, str], entry: str, number: str) -> str:
+    """The module ``entry`` and all that it imports from ``sources`` as one script of version ``number``.
+
+    ValueError if the modules are not in the subset that can be joined.
+    """
     exports: dict[str, set[str]] = {}
     parts = []
-    for name in order:
+    for name in order_of(sources, entry):
         body = _IMPORT.sub(lambda found, name=name: _take(found, name, exports), sources[name])  # type: ignore[misc]
         exports[name] = set(_EXPORT.findall(body))
         body = _EXPORT.sub("", body)
@@ -87,20 +68,25 @@ def join_modules(sources: Mapping[str, str], order: Sequence[str], number: str) 
         parts.append(
             f"// ---- {name}\nconst {_variable(name)} = (() => {{\n{body.strip()}\nreturn {{ {returned} }};\n}})();\n"
         )
-    value = f'{{ ...{_variable(order[-1])}, version: "{number}" }}'
+    value = f'{{ ...{_variable(entry)}, version: "{number}" }}'
     parts.append(f"if (!globalThis.stepwell?.version) globalThis.stepwell = {value};")
     return '(() => {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
 
 
 def _take(found: re.Match[str], name: str, exports: Mapping[str, set[str]]) -> str:
-    """What an import line becomes: the same names, taken from what a module before it returned."""
+    """The line in place of an import of the module ``name``: the same names, taken from what their module returned."""
     wanted, path = found.groups()
-    source = normpath(join(dirname(name), path))
+    source = _resolved(name, path)
     for part in filter(None, (part.strip() for part in wanted.split(","))):
         exported = part.split(" as ")[0]
         if exported not in exports.get(source, ()):
-            raise ValueError(f"{name} imports {exported} from {path}, which no module before it exports.")
+            raise ValueError(f"{name} imports {exported} from {path}, which does not export it.")
     return f"const {{{wanted.replace(' as ', ': ')}}} = {_variable(source)};"
+
+
+def _resolved(name: str, path: str) -> str:
+    """The module that ``name`` imports by the relative ``path``."""
+    return normpath(join(dirname(name), path))
 
 
 def _variable(name: str) -> str:
@@ -108,7 +94,7 @@ def _variable(name: str) -> str:
 
 
 def _names(folder: Traversable, prefix: str = "") -> list[str]:
-    """The modules under a folder of the package, which may be in an archive."""
+    """The paths of the modules under ``folder``, a folder of the package, which may be in an archive."""
     found = []
     for entry in folder.iterdir():
         if entry.is_dir():

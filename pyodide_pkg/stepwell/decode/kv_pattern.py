@@ -5,7 +5,6 @@ appends its row and sums one word of every position; small intermediates come an
 disposed of after the step's result is back, as transformers.js does.  The sums are read back and compared with what
 the host foretells, so a lost copy, a tensor handed out twice or work that was left out is an error, not a fast token.
 ``static`` is the control: the same commands on two sets of tensors that are allocated once.
-Shapes: Phi-4-mini and Qwen3.5-4B as measured in microsoft/onnxruntime issue 32017.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -24,9 +23,9 @@ from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
 from stepwell.memory.recovery import retrying
 from stepwell.memory.scope import Scope
+from stepwell.replay.kv_shapes import KV_WORKLOADS, POSITION_BYTES
 from stepwell.step.recorder import ByLength, Recorder, Step, Variant
 
-POSITION_BYTES = 2048  # of one K or V tensor: f16, 8 heads of 128
 FIRST_POSITIONS = 2000  # where a run starts unless it is told: just below the first cliff
 INTERMEDIATES = 6  # per layer: 6, 12, 18, 24, 30 and 36 KiB
 _WORDS = POSITION_BYTES // 4
@@ -40,19 +39,22 @@ _CHAIN_WORDS = 2  # of the last intermediate that are read back
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``tensors`` growing K and V tensors, two per layer."""
+    """A workload of ``tensors`` growing K and V tensors, two per layer; ``summary`` says what it shows."""
 
     tensors: int
     summary: str
 
     @property
     def layers(self) -> int:
+        """The number of layers, each with a K and a V."""
         return self.tensors // 2
 
 
 WORKLOADS: Mapping[str, Workload] = {
-    "kv64": Workload(64, "64 growing tensors, no model: Phi-4-mini's KV cache, the staircase in a minute"),
-    "kv16": Workload(16, "16 growing tensors, no model: Qwen3.5-4B's KV cache, which fits ONNX Runtime's limits"),
+    name: Workload(
+        shape.tensors, f"{shape.tensors} growing tensors, no model: {shape.model}'s KV cache, {shape.remark}"
+    )
+    for name, shape in KV_WORKLOADS.items()
 }
 
 

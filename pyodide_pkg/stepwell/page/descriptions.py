@@ -5,7 +5,7 @@ from math import isfinite
 from typing import Any
 
 from stepwell.attach.bundle import VERSION
-from stepwell.decode.kv_pattern import POSITION_BYTES, WORKLOADS
+from stepwell.decode.kv_pattern import WORKLOADS
 from stepwell.gpu.device import DeviceInfo
 from stepwell.kernels.layouts import LAYOUT_OF_FORMAT
 from stepwell.launch.options import ABLATION, OPTIONS
@@ -14,6 +14,7 @@ from stepwell.memory.policies import POLICIES
 from stepwell.memory.pool import BufferPool
 from stepwell.models.synthetic import DEFAULT_FORMAT, SHAPES, Synthetic
 from stepwell.options import Option, OptionKind
+from stepwell.replay.kv_shapes import POSITION_BYTES
 
 _CHOSEN = {role.value for role in CHOSEN_ROLES}
 

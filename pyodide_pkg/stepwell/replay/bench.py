@@ -1,4 +1,4 @@
-"""What one acquire and its release cost: a trace replayed and timed."""
+"""The cost of one acquire and its release: a trace replayed and timed."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ LIMITS = {"maxBufferSize": 1 << 36, "maxStorageBufferBindingSize": 1 << 36}
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """Microseconds per pair of acquire and release, with the flushes and run starts between them.
+class PairCost:
+    """The microseconds of a pair of acquire and release, with the flushes and run starts between them.
 
     ``policy_us``: the policy's decisions alone.  ``pool_us``: the whole pool, with its books, on a device that does
     nothing but count.  The loop that reads the events is subtracted; times are the processor's, not the clock's.
@@ -27,15 +27,18 @@ class Cost:
     pool_us: float
 
 
-def measure(events: Sequence[Event], make: Callable[[], Policy], rounds: int) -> Cost:
-    """The fastest of ``rounds``, each with a fresh policy."""
+def measure(events: Sequence[Event], make: Callable[[], Policy], rounds: int) -> PairCost:
+    """The cost of replaying ``events``: the fastest of ``rounds``, each with a fresh policy of ``make``.
+
+    BadTrace if no event is an acquire.
+    """
     pairs = sum(op == ACQUIRE for op, _, _ in events)
     if not pairs:
         raise BadTrace("the trace has no acquire: there is nothing to measure.")
     loop = min(_timed(lambda: _idle(events)) for _ in range(rounds))
     alone = min(_timed(lambda: _drive_policy(events, make())) for _ in range(rounds))
     whole = min(_timed(lambda: _drive_pool(events, make())) for _ in range(rounds))
-    return Cost(pairs, *((seconds - loop) / pairs * 1e6 for seconds in (alone, whole)))
+    return PairCost(pairs, *((seconds - loop) / pairs * 1e6 for seconds in (alone, whole)))
 
 
 def _timed(action: Callable[[], None]) -> float:

@@ -12,10 +12,10 @@ from stepwell.errors import BadRequest, StepwellError
 from stepwell.memory.policies import POLICIES, PolicyEntry, make_policy
 from stepwell.memory.policies.base import Policy
 from stepwell.replay import what_if_cli
-from stepwell.replay.cli_input import add_span, budget_bytes, check_folder, read_events, spread
+from stepwell.replay.cli_input import add_span, budget_bytes, check_folder, in_processes, read_events
 from stepwell.replay.oracle import Clairvoyant
 from stepwell.replay.simulator import Replay, simulate
-from stepwell.replay.simulator_report import Figures, figures, kv_boundaries, table
+from stepwell.replay.simulator_report import PolicyFigures, figures, kv_boundaries, table
 from stepwell.replay.traces import write_trace
 from stepwell.replay.workloads import WORKLOADS
 
@@ -119,7 +119,7 @@ def _make(name: str, options: argparse.Namespace) -> Policy:
     return make_policy(name, **settings)
 
 
-def _replay(options: argparse.Namespace, name: str) -> tuple[str, Figures, Replay, float]:
+def _replay(options: argparse.Namespace, name: str) -> tuple[str, PolicyFigures, Replay, float]:
     """One policy's figures and the seconds that they took."""
     start = time.perf_counter()
     replay = simulate(read_events(options), _make(name, options), budget_bytes(options))
@@ -131,7 +131,9 @@ def _simulate(options: argparse.Namespace) -> None:
     names = _policy_names(options)
     check_folder("--json", options.json)
     results = {}
-    for count, (name, found, replay, seconds) in enumerate(spread(partial(_replay, options), names, options.jobs), 1):
+    for count, (name, found, replay, seconds) in enumerate(
+        in_processes(partial(_replay, options), names, options.jobs), 1
+    ):
         sys.stderr.write(f"{count}/{len(names)}  {name}: {len(replay.tokens):,} tokens in {seconds:.1f} s\n")
         results[name] = (found, replay)
     results = {name: results[name] for name in names}

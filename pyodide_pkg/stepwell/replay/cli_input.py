@@ -18,14 +18,14 @@ R = TypeVar("R")
 
 
 def add_span(command: argparse.ArgumentParser, default_last: int | None = None) -> None:
-    """``--from`` and ``--to``, which cut a workload."""
+    """Add ``--from`` and ``--to``, which cut a workload; ``default_last``: the tokens without ``--to``."""
     span = "" if default_last is None else f"; default: {default_last} tokens"
     command.add_argument("--from", dest="first", type=int, metavar="S", help="first position (static: first run)")
     command.add_argument("--to", dest="last", type=int, metavar="S", help=f"last position (static: last run){span}")
 
 
 def read_events(options: argparse.Namespace) -> Iterator[Event]:
-    """The events that the options name, from the beginning; each call reads them anew."""
+    """The events of ``options.workload``, read anew by each call; BadRequest if there is no such workload or file."""
     name = options.workload
     if name in WORKLOADS:
         return workload_events(name, options.first, options.last)
@@ -40,6 +40,7 @@ def read_events(options: argparse.Namespace) -> Iterator[Event]:
 
 
 def budget_bytes(options: argparse.Namespace) -> int | None:
+    """The bytes of ``--budget``, or None; BadRequest unless it is a positive number."""
     if options.budget is None:
         return None
     if not 0 < options.budget < float("inf"):
@@ -48,13 +49,16 @@ def budget_bytes(options: argparse.Namespace) -> int | None:
 
 
 def check_folder(option: str, path: Path | None) -> None:
-    """BadRequest, before the work is done, where a file could not be written after it."""
+    """Raise BadRequest, before the work begins, if the folder of ``path`` does not exist."""
     if path is not None and not path.parent.is_dir():
         raise BadRequest(f"{option} {path}: there is no folder {path.parent}.")
 
 
-def spread(function: Callable[[T], R], items: Sequence[T], jobs: int | None) -> Iterator[R]:
-    """``function`` of every item, as they are done, in processes of their own where there are several to use."""
+def in_processes(function: Callable[[T], R], items: Sequence[T], jobs: int | None) -> Iterator[R]:
+    """``function(item)`` of all ``items`` in the order they end, in ``jobs`` processes; None: one per core.
+
+    With one process, and where there are none to start, in this one.
+    """
     jobs = min(len(items), jobs or os.cpu_count() or 1)
     if jobs <= 1 or sys.platform == "emscripten":
         yield from map(function, items)

@@ -1,4 +1,4 @@
-"""What no policy can beat: the fewest creates for given size classes, and a policy that knows the future.
+"""The bound of all policies: the fewest creates for given size classes, and a policy that knows the future.
 
 A buffer serves one lease at a time.  With classes that do not lend to each other and memory without limit, a class
 must create as many buffers as it has leases at once, at the most, and needs no more: leases are intervals, and the
@@ -19,11 +19,12 @@ from stepwell.memory.policies.base import Request
 from stepwell.replay.traces import ACQUIRE, RELEASE, Event
 
 NEVER = 1 << 62
-SizeClass = Callable[[Request], int]
+ClassOf = Callable[[Request], int]
+"""The bytes of a request's size class."""
 
 
-def least_creates(events: Iterable[Event], size_class: SizeClass) -> int:
-    """The sum over the size classes of the most leases that are open at once."""
+def least_creates(events: Iterable[Event], size_class: ClassOf) -> int:
+    """The fewest creates for ``events``: the most leases of a ``size_class`` open at once, summed over the classes."""
     most: Counter[int] = Counter()
     now: Counter[int] = Counter()
     classes: dict[int, int] = {}
@@ -59,13 +60,13 @@ class _Future:
 
 
 class Clairvoyant:
-    """A policy for one trace: it has read all of ``events`` when the first of them is replayed.
+    """A policy for one trace, which has read all of ``events`` when the first of them is replayed.
 
-    Keeps a released buffer if it is needed again, and gives up under a budget the buffer that is needed last.
-    Free buffers are reused at once, the latest released first.
+    ``size_class``: that of each request.  Keeps a released buffer if it is needed again, and gives up under a budget
+    the buffer that is needed last.  Free buffers are reused at once, the latest released first.
     """
 
-    def __init__(self, events: Iterable[Event], size_class: SizeClass) -> None:
+    def __init__(self, events: Iterable[Event], size_class: ClassOf) -> None:
         self.size_class = size_class
         self._classes: dict[int, _Future] = {}
         self._now = 0  # acquires so far
@@ -85,24 +86,29 @@ class Clairvoyant:
             future.open = 0
 
     def acquire(self, request: Request, size: int) -> int | None:
+        """The free buffer of the class that was released last, or None."""
         self._now += 1
         future = self._classes[size]
         future.open += 1
         return future.free.pop() if future.free else None
 
     def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:
+        """Keep the buffer.  Returns the oldest of its class if fewer will do for all that is to come."""
         future = self._classes[size]
         future.open -= 1
         future.free.append(buffer_id)
         return (future.free.pop(0),) if future.next_use(self._now) == NEVER else ()
 
     def flush(self) -> Sequence[int]:
+        """Nothing is given up at a flush."""
         return ()
 
     def begin_run(self) -> Sequence[int]:
+        """Nothing is given up when a run begins."""
         return ()
 
     def reclaim(self, nbytes: int) -> Sequence[int]:
+        """Ids of ``nbytes`` in total, or as many as there are: the free buffers needed last."""
         given_up: list[int] = []
         holders = {size: future for size, future in self._classes.items() if future.free}
         while nbytes > 0 and holders:
@@ -114,12 +120,14 @@ class Clairvoyant:
         return given_up
 
     def drain(self) -> Sequence[int]:
+        """The ids of all free buffers, which are forgotten."""
         kept = [buffer_id for future in self._classes.values() for buffer_id in future.free]
         for future in self._classes.values():
             future.free.clear()
         return kept
 
     def target(self, size: int, role: Role) -> int | None:
+        """None: there is no fixed limit."""
         return None
 
     def _future(self, size: int) -> _Future:

@@ -1,4 +1,4 @@
-"""Replays a trace through a policy without a GPU, and says what that costs in buffers and in memory.
+"""The simulator: a trace replayed through a policy without a GPU, and its cost in buffers and in memory.
 
 The simulator stands where the pool and the device would: it names buffers, checks what the policy hands out and gives
 up, and keeps the books.  Only the roles that the chosen policy serves take part (KV, activations, workspaces).
@@ -25,7 +25,7 @@ WARM_UP_TOKENS = 2
 
 
 class Token(NamedTuple):
-    """One run: its position S, what it created, and the most that was reserved and live in it."""
+    """One run: its position S, the buffers it created, and the most bytes that were reserved and live in it."""
 
     position: int
     creates: int
@@ -37,7 +37,7 @@ class Token(NamedTuple):
 
 @dataclass(slots=True)
 class Replay:
-    """What a policy did with a trace."""
+    """The result of a trace replayed through a policy."""
 
     tokens: list[Token]
     acquires: int
@@ -50,11 +50,12 @@ class Replay:
 
     @property
     def misses_over_oracle(self) -> float:
+        """``misses`` as a multiple of ``oracle_misses``."""
         return self.misses / self.oracle_misses if self.oracle_misses else 1.0
 
 
 def served(events: Iterable[Event]) -> Iterator[Event]:
-    """The events without the leases of roles that have a policy of their own, whichever one is chosen."""
+    """The ``events`` without the leases of roles that have a policy of their own, whichever one is chosen."""
     others: set[int] = set()
     for event in events:
         op, value, request = event
@@ -192,9 +193,9 @@ class _Pool:
 
 
 class Simulation:
-    """A replay that is under way: feed it the events, in as many pieces as they come in, then take the result.
+    """A replay in progress through ``policy``: feed it the events in pieces, then take the result.
 
-    Before a budget would be exceeded, the policy's ``reclaim`` is asked.
+    Before ``budget_bytes`` would be exceeded, the policy's ``reclaim`` is asked.  BadRequest for a budget below 1 B.
     """
 
     def __init__(self, policy: Policy, budget_bytes: int | None = None) -> None:
@@ -207,6 +208,7 @@ class Simulation:
         self._before = (0, 0, 0)
 
     def feed(self, events: Iterable[Event]) -> None:
+        """Replay the next ``events``; PolicyError where the policy breaks its contract."""
         pool = self._pool
         for op, value, request in events:
             if op == ACQUIRE:
@@ -223,7 +225,7 @@ class Simulation:
                 self._before = (pool.creates, pool.kv_creates, pool.created_bytes)
 
     def result(self) -> Replay:
-        """What came of it.  No more events are fed afterwards."""
+        """The result.  No more events are fed afterwards."""
         self._end_token()
         pool = self._pool
         return Replay(
@@ -247,7 +249,7 @@ class Simulation:
 
 
 def simulate(events: Iterable[Event], policy: Policy, budget_bytes: int | None = None) -> Replay:
-    """Replay all ``events`` through a fresh ``policy``."""
+    """The result of all ``events`` replayed through a fresh ``policy``, with a budget or without."""
     simulation = Simulation(policy, budget_bytes)
     simulation.feed(events)
     return simulation.result()

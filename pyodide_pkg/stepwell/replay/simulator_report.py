@@ -1,12 +1,12 @@
-"""What a replay comes to: the figures per policy, as JSON and as a table."""
+"""The figures of a replay per policy, as JSON and as a table."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypedDict
 
 from stepwell.errors import BadTrace
 from stepwell.memory.policies.bucket import ORT_LIMITS
+from stepwell.replay.kv_shapes import POSITION_BYTES
 from stepwell.replay.simulator import WARM_UP_TOKENS, Replay, Token
-from stepwell.replay.workloads import POSITION_BYTES
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -15,8 +15,8 @@ MIB, GIB = 1 << 20, 1 << 30
 RangeFigures = TypedDict("RangeFigures", {"from": int, "to": int, "creates_per_token": float})
 
 
-class Figures(TypedDict):
-    """One policy.  Averages are over all tokens; the two worst tokens leave the first two out, which fill the pool.
+class PolicyFigures(TypedDict):
+    """The figures of one policy.  Averages are over all tokens; the two worst tokens leave out the first two.
 
     ``peak_over_live``: the largest reserved over the largest live bytes.  ``mean_*``: over the tokens' largest.
     """
@@ -34,7 +34,7 @@ class Figures(TypedDict):
     ranges: list[RangeFigures]
 
 
-def figures(replay: Replay, boundaries: Sequence[int]) -> Figures:
+def figures(replay: Replay, boundaries: Sequence[int]) -> PolicyFigures:
     """The figures of a replay; ``ranges`` are cut after each S in ``boundaries``.  BadTrace if no run was replayed."""
     tokens = replay.tokens
     if not tokens:
@@ -77,7 +77,7 @@ def _ranges(tokens: Iterable[Token], boundaries: Sequence[int]) -> Iterable[Rang
         }
 
 
-_COLUMNS: Mapping[str, Callable[[Figures, Replay], str]] = {
+_COLUMNS: Mapping[str, Callable[[PolicyFigures, Replay], str]] = {
     "creates/token": lambda f, r: f"{f['creates_per_token']:.3f}",
     "MiB/token": lambda f, r: f"{f['mib_per_token']:.2f}",
     "most creates": lambda f, r: f"{f['max_creates_in_token']:,}",
@@ -92,7 +92,7 @@ _COLUMNS: Mapping[str, Callable[[Figures, Replay], str]] = {
 }
 
 
-def table(results: Mapping[str, tuple[Figures, Replay]]) -> str:
+def table(results: Mapping[str, tuple[PolicyFigures, Replay]]) -> str:
     """The figures of several policies, one a line, and below them what a line cannot hold."""
     rows = [["policy", *_COLUMNS]]
     rows += [[name, *(cell(found, replay) for cell in _COLUMNS.values())] for name, (found, replay) in results.items()]
@@ -105,7 +105,7 @@ def table(results: Mapping[str, tuple[Figures, Replay]]) -> str:
     return f"{align(rows)}\n\n{align(below)}\n"
 
 
-def _first(results: Mapping[str, tuple[Figures, Replay]]) -> Figures:
+def _first(results: Mapping[str, tuple[PolicyFigures, Replay]]) -> PolicyFigures:
     return next(iter(results.values()))[0]
 
 

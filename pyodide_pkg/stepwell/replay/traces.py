@@ -1,4 +1,4 @@
-"""Traces: what a program asked of the pool, as events in a compact file, to be replayed through any policy.
+"""Traces: a program's requests to the pool as events in a compact file, to be replayed through any policy.
 
 An event is a tuple ``(op, value, request)``:
 
@@ -101,11 +101,12 @@ class TraceWriter:
         self._file.write(line)
 
     def close(self) -> None:
+        """Write the end mark."""
         self._file.write(f". {self.count}\n")
 
 
 def write_trace(path: Path, events: Iterable[Event], metadata: Mapping[str, object] | None = None) -> int:
-    """Write a whole trace; returns how many events it has."""
+    """Write ``events`` as the trace file ``path``.  Returns the number of events; BadTrace if they are not in order."""
     with _open(path, "wt") as file:
         return _write(file, events, metadata)
 
@@ -119,7 +120,7 @@ def _write(file: TextIO, events: Iterable[Event], metadata: Mapping[str, object]
 
 
 def read_trace(path: Path) -> Iterator[Event]:
-    """The events of a file, one by one as they are read; BadTrace, with the line, where it is not well formed."""
+    """The events of the file ``path``, read one by one; BadTrace, with the line, where it is not well formed."""
     check = _Checker()
     requests: dict[str, Request] = {}
     lease = count = 0
@@ -161,7 +162,7 @@ def read_trace(path: Path) -> Iterator[Event]:
 
 
 def read_metadata(path: Path) -> dict[str, object]:
-    """The metadata in a trace's first line."""
+    """The metadata in the first line of the trace file ``path``; BadTrace if it is no trace."""
     for _, line in _lines(path):
         return _parse_header(line)
     raise BadTrace(f"{path.name} is empty.")
@@ -194,7 +195,7 @@ class _Checker:
 
 
 def check_events(events: Iterable[Event]) -> Iterator[Event]:
-    """The same events; BadTrace at the first that cannot follow the ones before it."""
+    """The same ``events``; BadTrace at the first that cannot follow the ones before it."""
     check = _Checker()
     for number, event in enumerate(events, 1):
         check(event, number)
@@ -221,15 +222,15 @@ class TraceRecorder:
         pool.observe(self)
 
     def stop(self) -> None:
-        """Watch no longer; the events stay."""
+        """Stop watching; the events stay."""
         self._pool.unobserve(self)
 
     def save(self, path: Path, metadata: Mapping[str, object] | None = None) -> int:
-        """Write what was recorded so far; returns how many events that is."""
+        """Write the events so far to ``path``.  Returns how many there are."""
         return write_trace(path, self.events, self._about(metadata))
 
     def text(self, metadata: Mapping[str, object] | None = None) -> str:
-        """The same as the text of a file."""
+        """The text of the file that ``save`` would write."""
         file = StringIO()
         _write(file, self.events, self._about(metadata))
         return file.getvalue()
@@ -243,34 +244,39 @@ class TraceRecorder:
         )
 
     def acquired(self, buffer: Buffer) -> None:
+        """Note that ``buffer`` was leased."""
         self._numbers[buffer.id] = self._count
         self.events.append((ACQUIRE, self._count, Request(buffer.requested, buffer.role, buffer.site)))
         self._count += 1
 
     def released(self, buffer: Buffer) -> None:
+        """Note that the lease of ``buffer`` has ended."""
         self.events.append((RELEASE, self._numbers.pop(buffer.id), NOTHING))
 
     def flushed(self, serial: int) -> None:
+        """Note a flush."""
         self.events.append((FLUSH, Cause.SUBMIT, NOTHING))
 
     def run_began(self, run: int) -> None:
+        """Note that a run begins."""
         self._runs += 1
         self.events.append((RUN, self._runs, NOTHING))
 
     def created(self, buffer_id: int, size: int, role: Role, label: str) -> None:
-        """Not the program's doing: the policy decided it, and another one will decide for itself."""
+        """Note nothing: the policy decided it, not the program, and another one will decide for itself."""
 
     def destroyed(self, buffer_id: int, size: int, cause: Eviction) -> None:
-        """As ``created``."""
+        """Note nothing, as in ``created``."""
 
     def failed(self, what: str, nbytes: int) -> None:
+        """Note the end of every lease if the device was lost."""
         if what == "lost":
             self.events += [(RELEASE, number, NOTHING) for number in self._numbers.values()]
             self._numbers.clear()
 
 
 def _option_text(value: OptionValue) -> str:
-    """As a form or a command line has it, and ``what_if`` reads it."""
+    """``value`` as a form or a command line has it, and ``what_if`` reads it."""
     if isinstance(value, Mapping):
         return ", ".join(f"{size}:{count}" for size, count in value.items())
     return str(value)

@@ -1,14 +1,14 @@
-"""What a recorded trace would have cost under every policy, and which setting to take: plain data, nothing is printed.
+"""The cost of a recorded trace under every policy, and the setting to take: plain data, nothing is printed.
 
 A *setting* is a policy with some of its options.  Each is replayed by the simulator, without a GPU.  Creates and MiB
 per token are those of ``simulate``, over all tokens.  Times leave out the first two, which fill the pool under any
 policy, and are estimates: a cost per create, and one per MiB of it.
 
-*Which setting.*  Of those that save nearly all that can be saved, those that reserve hardly more than the least; of
-them the fastest, or its policy's defaults where they are as good: a saving that no one would notice is none.
+*Which setting.*  Candidates save nearly all that can be saved, and reserve hardly more than the least of those that do.
+Taken is the fastest of them, or its policy's defaults where they are as good: a saving too small to notice is none.
 
-*Attached.*  A trace of a runtime that was watched has ``attach`` in its metadata: what is compared is no pool with one
-under it (``attached.py``).
+*Attached.*  A trace of a runtime that was watched has ``attach`` in its metadata: no pool is compared with one under it
+(``attached.py``).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -64,9 +64,9 @@ class WhatIf(TypedDict):
 
 
 def survey(events: Iterable[Event], metadata: Mapping[str, object] | None = None) -> Survey:
-    """Reads a trace once.  A run with KV tensors is a token, and so is one of a runtime that was watched.
+    """The survey of ``events``, read once.  A run with KV tensors is a token, and so is one of a watched runtime.
 
-    BadTrace where there is nothing to compare.
+    BadTrace if there is nothing to compare.
     """
     attached = is_attached(metadata or {})
     runs = acquires = 0
@@ -90,7 +90,10 @@ def survey(events: Iterable[Event], metadata: Mapping[str, object] | None = None
 
 
 class Trial:
-    """The replay of a trace through one setting: feed it the events, in as many pieces as they come in."""
+    """The replay of a trace through one ``setting``: feed it the events in pieces, then take the outcome.
+
+    ``unit``: the word for a run.
+    """
 
     def __init__(self, setting: Setting, costs: Costs, unit: str, budget_bytes: int | None = None) -> None:
         self._setting, self._costs, self._unit = setting, costs, unit
@@ -98,10 +101,11 @@ class Trial:
         self._simulation = Simulation(self._policy, budget_bytes)
 
     def feed(self, events: Iterable[Event]) -> None:
+        """Replay the next ``events``."""
         self._simulation.feed(events)
 
     def outcome(self) -> Outcome:
-        """What the setting costs; ``saved_ms_per_token`` is not known yet, and 0."""
+        """The costs of the setting; ``saved_ms_per_token`` is not known yet, and 0."""
         replay, setting, costs = self._simulation.result(), self._setting, self._costs
         found = figures(replay, [])
         steady = replay.tokens[WARM_UP_TOKENS:] or replay.tokens
@@ -126,7 +130,7 @@ class Trial:
 def try_setting(
     events: Iterable[Event], setting: Setting, costs: Costs, unit: str, budget_bytes: int | None = None
 ) -> Outcome:
-    """Replay all ``events`` through one setting."""
+    """The outcome of all ``events`` replayed through ``setting``."""
     trial = Trial(setting, costs, unit, budget_bytes)
     trial.feed(events)
     return trial.outcome()
@@ -140,7 +144,10 @@ def compare(
     costs: Costs,
     budget_bytes: int | None = None,
 ) -> WhatIf:
-    """The answer, from the outcomes of the settings (in their order) and that of the baseline, which has no budget."""
+    """The answer for a trace surveyed as ``found``: the ``outcomes`` of the settings beside the ``baseline``.
+
+    ``budget_bytes`` leaves settings out; the baseline has no budget.
+    """
     for outcome in outcomes:
         outcome["saved_ms_per_token"] = baseline["ms_per_token"] - outcome["ms_per_token"]
     kept = [outcome for outcome in outcomes if budget_bytes is None or outcome["peak_bytes"] <= budget_bytes]
@@ -163,7 +170,7 @@ def compare(
 
 
 def _best(outcomes: Sequence[Outcome], baseline: Outcome) -> Outcome | None:
-    """None where no setting saves what is worth it, or the baseline is the one to choose."""
+    """The outcome to take; None if no setting saves enough."""
     most = max((outcome["saved_ms_per_token"] for outcome in outcomes), default=0.0)
     if most < WORTH_MS:
         return None
@@ -178,7 +185,7 @@ def _best(outcomes: Sequence[Outcome], baseline: Outcome) -> Outcome | None:
 
 
 def _series(tokens: Sequence[Token], first: int) -> Iterator[tuple[int, float]]:
-    """``first``: the number of the first token.  So many points that a chart can show them."""
+    """Mean creates of successive tokens, at most SERIES_POINTS of them; ``first``: the number of the first token."""
     step = -(-len(tokens) // SERIES_POINTS)
     for start in range(0, len(tokens), step):
         part = tokens[start : start + step]

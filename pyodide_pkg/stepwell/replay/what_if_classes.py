@@ -1,7 +1,7 @@
-"""Which size classes create buffers again and again under a policy, and why, in words.
+"""The size classes that create buffers again and again under a policy, and why, in words.
 
-A ``WatchedPolicy`` is replayed in the place of the policy it wraps: it decides nothing, and notes per size class and
-run how many buffers were asked for, how many had to be created, and which the policy gave up.
+A ``WatchedPolicy`` is replayed in the place of the policy it wraps: it decides nothing, and counts per size class and
+run the buffers asked for, those that had to be created, and those that the policy gave up.
 """
 
 from collections import Counter
@@ -16,8 +16,8 @@ from stepwell.replay.simulator import WARM_UP_TOKENS
 HURTS_CREATES = 0.5  # created on average in a run that uses the class
 HURTS_SHARE = 0.01  # of the whole cost of the creates
 MOST_CLASSES = 6
-_BRIEF_RUNS = 4  # a class that so few runs asked for had no time to pay off
-_MANY_BRIEF = 4  # so many of them are no accident
+_BRIEF_RUNS = 4  # a class that was asked for in this many runs or fewer had no time to pay off
+_MANY_BRIEF = 4  # this many of them are no accident
 _AGAIN = {
     Eviction.WINDOW: "they are given up after a time without demand, and wanted again",
     Eviction.BUDGET: "the budget takes them back",
@@ -27,7 +27,7 @@ _AGAIN = {
 class ClassFigures(TypedDict):
     """A size class (or several that share a cause), over the runs after the first two.
 
-    ``wanted`` and ``created``: of the usual run among those that create in it, of which there are ``runs``.
+    ``runs``: the runs that create in it; ``wanted`` and ``created``: buffers in the usual one of these.
     ``kept``: the policy's limit (None: it has none).  ``ms``: spread over all runs.
     """
 
@@ -43,7 +43,7 @@ class ClassFigures(TypedDict):
 
 
 class _Use(NamedTuple):
-    """What one run asked of a class, and what had to be created for it."""
+    """The buffers of a class that one run asked for, and those that had to be created for it."""
 
     run: int
     wanted: int
@@ -80,7 +80,7 @@ class _Class:
 
 
 class WatchedPolicy:
-    """Passes every call on, and keeps count per size class and role."""
+    """The ``policy``, with every call counted per size class and role."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -92,6 +92,7 @@ class WatchedPolicy:
         self._class_of: dict[int, _Class] = {}  # of the buffers that the policy has kept
 
     def acquire(self, request: Request, size: int) -> int | None:
+        """The policy's answer, counted as wanted and, if it is None, as created."""
         key = (size, request.role)
         found = self.classes.get(key)
         if found is None:
@@ -107,19 +108,23 @@ class WatchedPolicy:
         return buffer_id
 
     def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:
+        """The ids that the policy gives up, counted as over its limit."""
         found = self.classes.get((size, request.role))
         if found is not None:  # else it was lent by a class that another role uses
             self._class_of[buffer_id] = found
         return self._note(self._policy.release(buffer_id, request, size, recorded), Eviction.LIMIT)
 
     def flush(self) -> Sequence[int]:
+        """The ids that the policy gives up, counted as over its limit."""
         return self._note(self._policy.flush(), Eviction.LIMIT)
 
     def begin_run(self) -> Sequence[int]:
+        """The ids that the policy gives up, counted as out of its window."""
         self.runs += 1
         return self._note(self._policy.begin_run(), Eviction.WINDOW)
 
     def reclaim(self, nbytes: int) -> Sequence[int]:
+        """The ids that the policy gives up, counted as lost to the budget."""
         return self._note(self._policy.reclaim(nbytes), Eviction.BUDGET)
 
     def _note(self, given_up: Sequence[int], cause: Eviction) -> Sequence[int]:
@@ -131,7 +136,10 @@ class WatchedPolicy:
 
 
 def hurting(policy: WatchedPolicy, ms: Callable[[int, int], float], unit: str) -> list[ClassFigures]:
-    """The classes worth a sentence, the dearest first; ``ms(creates, bytes)`` is what creates cost, in milliseconds."""
+    """The classes of ``policy`` worth a sentence, the dearest first.
+
+    ``ms(creates, bytes)``: the milliseconds that creates cost.  ``unit``: the word for a run.
+    """
     runs = policy.runs
     steady = max(1, runs - WARM_UP_TOKENS if runs > WARM_UP_TOKENS else runs)
     brief: dict[tuple[Role, bool], list[tuple[_Class, list[_Use]]]] = {}
@@ -213,5 +221,5 @@ def _why(row: ClassFigures, count: int, none_kept: bool, evicted: Counter[Evicti
 
 
 def _extent(row: ClassFigures, steady: int, unit: str) -> str:
-    """In how many runs that is so, and what it costs, spread over all of them."""
+    """The number of runs in which that is so, and its cost, spread over all of them."""
     return f"(in {row['runs']:,} of {steady:,} {unit}s; {row['ms']:.2f} ms per {unit} over all)"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepwell.memory.buffer import mib
-from stepwell.replay.cli_input import MIB, add_span, budget_bytes, check_folder, read_events, spread
+from stepwell.replay.cli_input import MIB, add_span, budget_bytes, check_folder, in_processes, read_events
 from stepwell.replay.simulator_report import align
 from stepwell.replay.traces import read_metadata
 from stepwell.replay.what_if import (
@@ -46,9 +46,9 @@ Record a trace from a live pool, run the model, and save it; the metadata is opt
 there. Without them the baseline is bucket (ONNX Runtime's pool), and a create is assumed to take {CREATE_US:g} us and
 {CREATE_US_PER_MIB:g} us per MiB, as measured on an H200. Either can be given here instead.
 
-A trace that stepwell.attach recorded is of a runtime without this pool: what is compared is no pool with one under it,
-which keeps sizes as they are, and the answer is a line of JavaScript. measureCosts() of the attachment puts the costs
-into the trace.
+A trace that stepwell.attach recorded is of a runtime without this pool: no pool is compared with one under it, which
+gives every buffer the size asked for, and the answer is a line of JavaScript. measureCosts() of the attachment puts the
+costs into the trace.
 
 creates and MiB are means over all tokens, as simulate prints them. later, most creates, ms and ms saved leave out the
 first two tokens, which fill the pool under every policy. A run without KV is called a run instead of a token.
@@ -59,6 +59,7 @@ out. The baseline has no budget.
 
 
 def add_command(commands: "Commands") -> None:
+    """Add the command ``what-if`` to ``commands``."""
     summary = "what a recorded trace would have cost under every policy, and which setting to take"
     command = commands.add_parser(
         "what-if",
@@ -80,7 +81,7 @@ def add_command(commands: "Commands") -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Replays every setting and prints the answer; BadTrace and BadRequest as they are found."""
+    """Replay every setting and print the answer; BadTrace or BadRequest for what is wrong with trace or ``options``."""
     check_folder("--json", options.json)
     check_folder("--html", options.html)
     budget = budget_bytes(options)
@@ -108,7 +109,7 @@ def _try_all(
     tasks: list[_Task] = [(baseline, None), *((setting, budget) for setting in settings(found.attached))]
     outcomes: dict[int, Outcome] = {}
     for count, (index, outcome) in enumerate(
-        spread(partial(_try, options, costs, found.unit), list(enumerate(tasks)), options.jobs), 1
+        in_processes(partial(_try, options, costs, found.unit), list(enumerate(tasks)), options.jobs), 1
     ):
         sys.stderr.write(f"{count}/{len(tasks)}  {outcome['label']}\n")
         outcomes[index] = outcome
@@ -121,7 +122,7 @@ def _try(options: argparse.Namespace, costs: Costs, unit: str, numbered: tuple[i
 
 
 def text(answer: WhatIf) -> str:
-    """The recommendation, what it rests on, the table, and the classes that hurt under the baseline."""
+    """The ``answer`` as text: recommendation, assumptions, table, and the classes that hurt under the baseline."""
     baseline = answer["baseline"]
     parts = [answer["sentence"], _assumptions(answer)]
     if answer["settings"]:

@@ -1,4 +1,4 @@
-"""What a replay of a trace through one setting found, as plain data."""
+"""The outcome of a replay of a trace through one setting, as plain data."""
 
 from typing import NamedTuple, TypedDict
 
@@ -6,7 +6,7 @@ from stepwell.replay.what_if_classes import ClassFigures
 
 
 class Survey(NamedTuple):
-    """What a trace is of: how many runs, and what one is called.  ``attached``: of a runtime that was watched."""
+    """A trace at a glance: ``runs``, and ``unit``, the word for one.  ``attached``: whether a runtime was watched."""
 
     runs: int
     unit: str
@@ -14,7 +14,7 @@ class Survey(NamedTuple):
 
 
 class Outcome(TypedDict):
-    """One setting.  ``steady``: without the first two tokens.
+    """The costs of one setting.  ``steady``: without the first two tokens.
 
     ``series``: the mean creates of successive tokens, with the number of the first of them (from 1).
     """

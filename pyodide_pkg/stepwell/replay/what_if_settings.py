@@ -1,44 +1,29 @@
-"""What ``what_if`` compares: settings of policies, what a create costs, and what a trace says about either."""
+"""The settings of policies that ``what_if`` compares, the cost of a create, and a trace's word on either."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from stepwell.errors import BadRequest, BadTrace
 from stepwell.memory.policies import POLICIES, make_policy
 from stepwell.memory.policies.base import Policy
-from stepwell.memory.policies.bucket import ORT_LIMITS
-from stepwell.replay.attached import BARE, TRIED_ATTACHED, ExactRequests, is_attached
+from stepwell.memory.policies.per_usage import PerUsage
+from stepwell.replay.attached import BARE, is_attached
 
 NO_POOL = "no pool"
-"""The label of a runtime that creates and destroys what it asks for."""
+"""The label of a runtime that creates and destroys every buffer."""
 MIB = 1 << 20
 CREATE_US = 100.0
 CREATE_US_PER_MIB = 80.0
 """A buffer that is created and used for the first time, on an H200 under Chromium: docs/pool.md says how they follow
 from the figures of docs/measurements.md."""
 
-_TRIED: Mapping[str, Sequence[Mapping[str, str]]] = {
-    "adaptive": (
-        {"growth": "1.1"},
-        {"growth": "1.25"},
-        {"growth": "2"},
-        {"window": "2"},
-        {"window": "32"},
-        {"stagger": "false"},
-    ),
-    "bucket": (
-        {"era": "A"},
-        {"era": "C"},
-        {"limits": ", ".join(f"{size}:{max(64, count)}" for size, count in ORT_LIMITS.items())},
-    ),
-    "exact": ({"cap": "16"},),
-}
 _LIMITS_LABEL = "limits of 64 or more"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A policy and options as text, as ``simulate --option`` takes them.  ``attached``: of a pool under a runtime."""
+    """A policy and options as text, as ``simulate --option`` takes them.  ``attached``: a pool under a runtime."""
 
     policy: str
     options: Mapping[str, str] = field(default_factory=dict)
@@ -46,28 +31,32 @@ class Setting:
 
     @property
     def label(self) -> str:
+        """The policy and its options, for a table."""
         if self.attached and self.policy == BARE:
             return NO_POOL
         shown = [_LIMITS_LABEL if name == "limits" else f"{name}={value}" for name, value in self.options.items()]
         return " ".join([self.policy, *shown])
 
     def make(self) -> Policy:
-        """BadRequest for a policy that there is not, or an option out of range."""
-        if self.attached:
-            return ExactRequests(lambda: make_policy(self.policy, **self.options))
-        return make_policy(self.policy, **self.options)
+        """A new policy object; BadRequest if there is no such policy, or for an option out of range."""
+        policy = make_policy(self.policy, **self.options)
+        return PerUsage(partial(make_policy, self.policy, **self.options)) if self.attached else policy
 
 
 def settings(attached: bool = False) -> list[Setting]:
-    """Every policy with its defaults, and a few settings of those that have options."""
-    if attached:
-        return [Setting(name, options, True) for name, tried in TRIED_ATTACHED.items() for options in tried]
-    return [Setting(name, options) for name in POLICIES for options in ({}, *_TRIED.get(name, ()))]
+    """The settings of the table of policies; ``attached``: those for a pool under a runtime.
+
+    There, policies without options come last: of equals that with a limit is the one to recommend.
+    """
+    if not attached:
+        return [Setting(name, options) for name, entry in POLICIES.items() for options in ({}, *entry.tried)]
+    rows = sorted(POLICIES.items(), key=lambda row: not row[1].options)
+    return [Setting(name, options, True) for name, entry in rows for options in entry.tried_attached]
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What creating a buffer takes, in microseconds, and where that is from."""
+    """The cost of creating a buffer, in microseconds, and its source.  BadRequest unless both are 0 or more."""
 
     create_us: float
     create_us_per_mib: float
@@ -79,11 +68,12 @@ class Costs:
                 raise BadRequest(f"a cost of {value} µs per {what}; it must be 0 or more.")
 
     def ms(self, creates: int, nbytes: int) -> float:
+        """The milliseconds of ``creates`` buffers with ``nbytes`` in total."""
         return (creates * self.create_us + nbytes / MIB * self.create_us_per_mib) / 1000
 
 
 def recorded_costs(metadata: Mapping[str, object], create_us: float | None, per_mib_us: float | None) -> Costs:
-    """The costs asked for, else those in the trace, else this project's assumption."""
+    """The costs given, else those in the trace's ``metadata``, else this project's assumption."""
     found = {name: _number(metadata, name) for name in ("create_us", "create_us_per_mib")}
     if create_us is not None or per_mib_us is not None:
         source = "as given"
@@ -103,9 +93,10 @@ def recorded_costs(metadata: Mapping[str, object], create_us: float | None, per_
 
 
 def recorded_setting(metadata: Mapping[str, object], policy: str | None) -> tuple[Setting, str]:
-    """The baseline and where it is from: the caller's, else what the trace was recorded under, else ``bucket``.
+    """The baseline and its source: the caller's ``policy``, else the trace's own (``metadata``), else ``bucket``.
 
-    Of a runtime that was watched it is no pool, also if there was one: that is what attaching is compared with.
+    For a runtime that was watched it is no pool, also if there was one: that is what attaching is compared with.
+    BadTrace if the metadata's policy is wrong.
     """
     attached = is_attached(metadata)
     if policy is not None:

@@ -1,54 +1,37 @@
 """Synthetic workloads: the events of decode loops and of fixed shapes, without a model or a GPU.
 
 ``kv64``      Phi-4-mini: 32 layers, each with K and V of 2,048 B a position (f16), which grow by one position a token
-``kv16``      Qwen3.5-4B: 32 layers, of which every fourth has such a K and V; the state of the others has a fixed size
-              and never moves, so it is left out
+``kv16``      Qwen3.5-4B: 32 layers; every fourth has such a K and V; the state of the others has a fixed size and never
+              moves, so it is left out
 ``sawtooth``  six chats of 300 to 4,400 positions on the kv64 model, each begun by a prefill with its temporaries
 ``static``    an encoder with fixed shapes, the same in every run
 
 A decode step, as onnxruntime-web runs it: uploading the inputs flushes; each layer acquires six intermediates and its
-present K and V, gives the intermediates back and records 12 dispatches, of which 16 make a submit; the end of the run
+present K and V, gives the intermediates back and records 12 dispatches; 16 of them make a submit; the end of the run
 and the download of the logits flush; only then are the past K and V disposed of.
 Sources: microsoft/onnxruntime issue 32017 and its webgpu_context.cc; transformers.js past_key_values handling.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from stepwell.errors import BadRequest
 from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Request
+from stepwell.replay.kv_shapes import KV_WORKLOADS, PHI4_MINI, POSITION_BYTES, DecodeShape
 from stepwell.replay.traces import ACQUIRE, FLUSH, NOTHING, RELEASE, RUN, Cause, Event
 
 DISPATCHES_PER_LAYER = 12
 DISPATCHES_PER_SUBMIT = 16
-POSITION_BYTES = 2048  # of one K or V tensor: 8 heads of 128 (kv64), 4 of 256 (kv16), f16
 FIRST_POSITIONS, LAST_POSITIONS = 1024, 8192
 
 SAWTOOTH_CHATS = ((300, 800), (900, 1400), (3900, 4400), (600, 1100), (2300, 2800), (400, 900))
-"""Of each chat: the positions of its prompt, and those at its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeShape:
-    """What one step of a decode loop asks for."""
-
-    layers: int
-    kv_every: int  # the layers that have K and V: every how many
-    hidden_bytes: int  # of one row of the smallest intermediate; the six are 1 to 6 times that
-    upload: bool = True  # the inputs are uploaded, which flushes; False: everything stays on the GPU
-
-    @property
-    def kv_tensors(self) -> int:
-        return 2 * (self.layers // self.kv_every)
-
-
-PHI4_MINI = DecodeShape(layers=32, kv_every=1, hidden_bytes=6144)
-QWEN35_4B = DecodeShape(layers=32, kv_every=4, hidden_bytes=5120)
+"""The positions of each chat's prompt, and those at its end."""
 
 
 class DecodeTrace:
-    """Writes the events of decode steps; it numbers leases and counts dispatches across them."""
+    """The writer of the events of decode steps; it numbers leases and counts dispatches across them."""
 
     def __init__(self, shape: DecodeShape) -> None:
         self._shape = shape
@@ -58,14 +41,14 @@ class DecodeTrace:
         self._intermediates: dict[int, list[list[Request]]] = {}
 
     def set_past(self, positions: int) -> Iterator[Event]:
-        """The K and V that a loop starts from: one full set, before the first run."""
+        """The events for the K and V that a loop starts from: one full set, before the first run."""
         requests = self._kv_requests(positions)
         self._past = list(range(self._next, self._next + len(requests)))
         self._next += len(requests)
         yield from ((ACQUIRE, lease, request) for lease, request in zip(self._past, requests, strict=True))
 
     def run(self, positions: int, rows: int = 1) -> Iterator[Event]:
-        """One run that ends with ``positions`` filled, ``rows`` of them new."""
+        """The events of one run that ends with ``positions`` filled, ``rows`` of them new."""
         shape = self._shape
         yield (RUN, positions, NOTHING)
         if shape.upload:
@@ -97,17 +80,17 @@ class DecodeTrace:
         self._past = present
 
     def dispose(self) -> Iterator[Event]:
-        """The past K and V are given back."""
+        """The events that give the past K and V back."""
         for lease in self._past:
             yield (RELEASE, lease, NOTHING)
         self._past = []
 
     def _kv_requests(self, positions: int) -> list[Request]:
         nbytes = POSITION_BYTES * positions
-        return [Request(nbytes, Role.KV, site) for site in range(self._shape.kv_tensors)]
+        return [Request(nbytes, Role.KV, site) for site in range(self._shape.tensors)]
 
     def _intermediate_requests(self, rows: int) -> list[list[Request]]:
-        """Of each layer six; a site is the ordinal of the acquire within the run."""
+        """Six requests of each layer; a site is the ordinal of the acquire within the run."""
         found = self._intermediates.get(rows)
         if found is None:
             row = self._shape.hidden_bytes
@@ -119,7 +102,7 @@ class DecodeTrace:
 
 
 def growing(shape: DecodeShape, first: int, last: int) -> Iterator[Event]:
-    """Decode from ``first`` positions to ``last``, one token a run."""
+    """The events of decoding from ``first`` positions to ``last``, one token a run."""
     trace = DecodeTrace(shape)
     yield from trace.set_past(first)
     for positions in range(first + 1, last + 1):
@@ -127,7 +110,7 @@ def growing(shape: DecodeShape, first: int, last: int) -> Iterator[Event]:
 
 
 def sawtooth(shape: DecodeShape, first: int, last: int) -> Iterator[Event]:
-    """Chats one after the other; those within ``first`` to ``last`` positions, and cut there."""
+    """The events of chats one after the other; those within ``first`` to ``last`` positions, and cut there."""
     trace = DecodeTrace(shape)
     for prompt, end in SAWTOOTH_CHATS:
         start, stop = max(prompt, first), min(end, last)
@@ -145,7 +128,7 @@ _STATIC_ROWS = 1500  # an audio encoder's frames
 
 
 def static(first: int, last: int) -> Iterator[Event]:
-    """Runs ``first`` to ``last`` of an encoder with fixed shapes; a run's outputs are disposed of after it.
+    """The events of runs ``first`` to ``last`` of an encoder with fixed shapes; its outputs are disposed of after it.
 
     A layer: a normalised copy, Q K V, scores, their product, the MLP's inner activation and the residual, which lives
     until the next layer has added to it.  The head keeps one output per four layers until after the run.
@@ -195,7 +178,7 @@ def static(first: int, last: int) -> Iterator[Event]:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A row of the table: ``events(first, last)``, and the S (positions, or runs) that it covers by default."""
+    """A row of the table: ``events(first, last)``, and the S (positions, or runs) covered by default."""
 
     summary: str
     events: Callable[[int, int], Iterator[Event]]
@@ -204,21 +187,18 @@ class Workload:
 
 
 WORKLOADS: Mapping[str, Workload] = {
-    "kv64": Workload(
-        "Phi-4-mini: 64 KV tensors that grow by 2,048 B a token",
-        lambda first, last: growing(PHI4_MINI, first, last),
-        FIRST_POSITIONS,
-        LAST_POSITIONS,
-    ),
-    "kv16": Workload(
-        "Qwen3.5-4B: 16 KV tensors that grow by 2,048 B a token",
-        lambda first, last: growing(QWEN35_4B, first, last),
-        FIRST_POSITIONS,
-        LAST_POSITIONS,
-    ),
+    **{
+        name: Workload(
+            f"{shape.model}: {shape.tensors} KV tensors that grow by {POSITION_BYTES:,} B a token",
+            partial(growing, shape),
+            FIRST_POSITIONS,
+            LAST_POSITIONS,
+        )
+        for name, shape in KV_WORKLOADS.items()
+    },
     "sawtooth": Workload(
         "six chats of 300 to 4,400 positions, with prefill temporaries",
-        lambda first, last: sawtooth(PHI4_MINI, first, last),
+        partial(sawtooth, PHI4_MINI),
         1,
         max(end for _, end in SAWTOOTH_CHATS),
     ),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
+from stepwell.memory.policies import POLICIES
 from stepwell.replay.traces import ACQUIRE, RUN, read_metadata, read_trace
 from tests.browser.conftest import PATIENCE_MS
 from tests.browser.page.stub_page import HEADERS, audit, stub_script
@@ -40,6 +41,9 @@ def state(page: Page, name: str) -> None:
 def test_off_on_and_static_side_by_side(context: BrowserContext, server_url: str, tmp_path: Path) -> None:
     page = open_example(context, server_url)
     state(page, "ready")
+    attached = [name for name, entry in POLICIES.items() if entry.attached]
+    assert page.locator("[name=policy] option").all_text_contents() == attached
+    assert page.locator("[name=model] option").all_text_contents() == ["64 growing tensors", "16 growing tensors"]
     page.fill("[name=budget]", "2000")
     page.keyboard.press("Enter")
     state(page, "running")
@@ -117,7 +121,7 @@ def test_320_pixels_and_no_webgpu(browser: Browser, server_url: str) -> None:
 FULL = """
 const limits = { maxBufferSize: 2 ** 32, maxStorageBufferBindingSize: 2 ** 31 };
 const adapter = { vendor: "stub", architecture: "", description: "" };
-postMessage({ type: "ready", adapter, limits, software: false });
+postMessage({ type: "ready", adapter, limits, software: false, policies: ["adaptive"] });
 onmessage = () => postMessage({ type: "error", code: "Error", message: "failed to allocate memory for buffer" });
 """
 

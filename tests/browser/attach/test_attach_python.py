@@ -1,4 +1,4 @@
-"""``stepwell.attach`` from Pyodide: Python's policies under a JS application that knows nothing of them."""
+"""``stepwell.attach`` from Pyodide: policies by name and of the caller's under a JS application that knows of none."""
 
 import json
 from pathlib import Path
@@ -19,15 +19,21 @@ import gc
 import gzip
 import json
 import weakref
+import sys
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from pyodide.code import run_js
 from pyodide.ffi import create_proxy
 import stepwell
-from stepwell.attach import keeper as keepers
 from stepwell.attach.keeper import Keeper
 from stepwell.errors import StepwellError, UsageError
+from stepwell.memory.policies.adaptive import Adaptive
+from stepwell.memory.policies.exact import Exact
+from stepwell.memory.policies.lazy_release import LazyRelease
 from stepwell.memory.policies.simple import Simple
+
+OWN = {"adaptive": Adaptive, "exact": Exact, "lazy_release": LazyRelease}
 
 made = []
 
@@ -37,12 +43,30 @@ class Watched(Keeper):
         made.append(weakref.ref(self))
 
 import stepwell.attach.attachment
-import sys
 sys.modules["stepwell.attach.attachment"].Keeper = Watched
 
 def alive():
     gc.collect()
     return sum(ref() is not None for ref in made)
+
+async def run_counted(steps):
+    # the application's words, and which functions of stepwell were called how often meanwhile
+    calls = Counter()
+    events, tool = sys.monitoring, sys.monitoring.PROFILER_ID
+
+    def count(code, offset):
+        if "/stepwell/" in code.co_filename:
+            calls[code.co_qualname] += 1
+
+    events.use_tool_id(tool, "stepwell's calls")
+    try:
+        events.register_callback(tool, events.events.PY_START, count)
+        events.set_events(tool, events.events.PY_START)
+        words = await APP.run(steps)
+    finally:
+        events.set_events(tool, 0)
+        events.free_tool_id(tool)
+    return words, dict(calls)
 
 APP = run_js('''({
   // 6 tensors that grow by a word per step in buffers of four sizes, as a KV cache in a runtime that pools nothing
@@ -117,17 +141,18 @@ REUSE = """
 before = list(APP.methods())
 bare = await APP.run(args["steps"])
 found = []
-for policy in args["policies"]:
-    with stepwell.attach(policy=policy) as attachment:
-        words = await APP.run(args["steps"])
-        serving, stats = alive(), attachment.stats()
-    found.append([policy, words == bare, serving, alive(), stats, attachment.stats()])
+for name in args["policies"]:
+    for policy in (name, OWN[name]):
+        with stepwell.attach(policy=policy) as attachment:
+            words, called = await run_counted(args["steps"])
+            serving, stats = alive(), attachment.stats()
+        found.append([name, policy is name, words == bare, called, serving, alive(), stats, attachment.stats()])
 same = [mine == other for mine, other in zip(APP.methods(), before)]
 return {"bare": bare, "found": found, "same": same, "errors": list(APP.errors)}
 """
 
 
-def test_python_decides_what_is_reused(lab: Lab) -> None:
+def test_what_is_reused_by_name_and_by_ones_own_policy(lab: Lab) -> None:
     policies = ["adaptive", "exact", "lazy_release"]
     found = run(lab, REUSE, steps=STEPS, policies=policies)
     rows = json.loads(found["bare"])
@@ -136,13 +161,20 @@ def test_python_decides_what_is_reused(lab: Lab) -> None:
     assert found["errors"] == []
     assert found["same"] == [True, True, True]
     total = 6 * STEPS
-    for policy, same, serving, left, stats, last in found["found"]:
+    for name, by_name, same, called, serving, left, stats, last in found["found"]:
         (device,) = stats["devices"]
-        assert same, policy
+        assert same, name
         assert device["created"] + device["reused"] == total
-        assert (serving, left) == (1, 0)  # no proxy holds a keeper any more
+        if by_name:  # JavaScript decides alone: Python hears of no buffer
+            assert called == {}
+            assert serving == 0
+        else:
+            assert called["Keeper.acquire"] == total
+            assert called["Keeper.created"] == called["Keeper.room"] == device["created"]
+            assert serving == 1
+        assert left == 0  # no proxy holds a keeper any more
         assert last["devices"][0]["free_buffers"] == 0
-        if policy == "lazy_release":
+        if name == "lazy_release":
             assert device["created"] == total
         else:
             assert device["created"] <= 6 * 2 * 4 + 12  # two of each tensor and size, and what waits for its proof
@@ -182,7 +214,7 @@ with stepwell.attach(record=True, runtime="an application") as watcher:
     summary = watcher.summary()
     events = watcher.events("lines").count("\\n")
     nothing = watcher.stats()["devices"]
-with stepwell.attach(record=True, policy="exact", cap=40) as both:
+with stepwell.attach(record=True, policy="exact", cap="40") as both:
     await APP.run(args["steps"])
     pooled = both.trace()
     (device,) = both.stats()["devices"]
@@ -233,6 +265,8 @@ def test_what_is_refused_attaches_nothing(lab: Lab) -> None:
         ({"policy": "pow2"}, "Choose one of adaptive, bucket, simple, exact, lazy_release, disabled."),
         ({"policy": "exact", "cap": -1}, "option cap: -1; it must be int from 0 to 1,048,576."),
         ({"policy": "simple", "window": 3}, "no option 'window'. It has none."),
+        ({"policy": "adaptive", "growth": 2.5}, "option growth: 2.5; it must be float from 0 to 2."),
+        ({"window": "eight"}, "option window: 'eight'; it must be int from 1 to 256."),
         ({"budget": 0}, "it must be 1 B or more"),
         ({"zero": "sometimes"}, "it must be 'always' or 'never'"),
         ({"record": True, "budget": 1 << 20}, "name a policy beside record=True"),
@@ -272,7 +306,8 @@ run = run_js('''async (begin, end) => {
 found = {}
 for policy in args["policies"]:
     with ExitStack() as attached:
-        begin = create_proxy(lambda: policy and attached.enter_context(stepwell.attach(policy=policy)) and None)
+        choice = OWN[policy.removeprefix("own ")] if policy.startswith("own ") else policy
+        begin = create_proxy(lambda: choice and attached.enter_context(stepwell.attach(policy=choice)) and None)
         end = create_proxy(attached.close)
         found[policy] = json.loads(await run(begin, end))
         begin.destroy()
@@ -284,14 +319,16 @@ return {"found": found, "left": alive()}
 
 def test_python_decides_under_onnxruntime_web(lab: Lab) -> None:
     """64 tensors of 64 KiB, from the seventh step on of 128: the runtime's own pool keeps 50 of a size."""
-    found = run(lab, UNDER_ORT, policies=["", "adaptive"])
-    bare, attached = found["found"][""], found["found"]["adaptive"]
+    found = run(lab, UNDER_ORT, policies=["", "adaptive", "own adaptive"])
+    bare = found["found"].pop("")
     assert "wrong" not in bare["digests"]
-    assert attached["digests"] == bare["digests"]
     assert min(bare["created"][2:]) == 14
-    assert attached["created"][6:8] == [64, 64]
-    assert max([*attached["created"][2:6], *attached["created"][8:]]) <= 2
-    assert bare["live"] == attached["live"] == found["left"] == 0
+    assert bare["live"] == found["left"] == 0
+    for attached in found["found"].values():
+        assert attached["digests"] == bare["digests"]
+        assert attached["created"][6:8] == [64, 64]
+        assert max([*attached["created"][2:6], *attached["created"][8:]]) <= 2
+        assert attached["live"] == 0
 
 
 def test_what_a_reused_buffer_costs(browser: Browser, server_url: str) -> None:

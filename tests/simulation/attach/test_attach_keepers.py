@@ -1,4 +1,4 @@
-"""The keepers of stepwell.attach, in Python and in JavaScript: the same calls get the same answers from both."""
+"""The keepers and policies of stepwell.attach in Python and in JavaScript: the same calls, the same answers."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepwell.attach.keeper import POLICY_NAMES, Keeper
+from stepwell.attach.keeper import Keeper, policy_maker
 from stepwell.errors import BadRequest, PolicyError, StaleBuffer, StepwellError
 from stepwell.memory.buffer import Role
 from stepwell.memory.policies import POLICIES
 from stepwell.memory.policies.base import Request
 from stepwell.memory.policies.bucket import Bucket
 from stepwell.memory.policies.simple import Simple
+from stepwell.replay.kv_shapes import PHI4_MINI, QWEN35_4B
 from stepwell.replay.traces import ACQUIRE, FLUSH, RELEASE, RUN, Event
-from stepwell.replay.workloads import PHI4_MINI, QWEN35_4B, growing
+from stepwell.replay.workloads import growing
 from tests.support.attach_lab import NodeError, NodeModules, node_modules
 
 MIB = 1 << 20
@@ -62,7 +63,7 @@ SETTINGS: list[Settings] = [
 
 @pytest.fixture(scope="module")
 def js() -> Iterator[NodeModules]:
-    with node_modules("keeper.js", JS) as modules:
+    with node_modules(JS) as modules:
         yield modules
 
 
@@ -107,8 +108,14 @@ class Caller:
             assert mine == other, f"call {index}, {call}: Python {mine!r}, JavaScript {other!r}"
 
 
+def keeper_of(settings: Settings) -> Keeper:
+    """The Python keeper with the settings that the JS one is given."""
+    make = policy_maker(settings.get("policy", "adaptive"), settings.get("options", {}))
+    return Keeper(make, settings.get("budget"))
+
+
 def caller(settings: Settings) -> Caller:
-    return Caller(Keeper(**settings))
+    return Caller(keeper_of(settings))
 
 
 # ---- traces ---------------------------------------------------------------------------------------------------------
@@ -252,7 +259,7 @@ def test_a_budget_rises_again(js: NodeModules) -> None:
 
 
 def test_what_is_live_is_all_that_exceeds_a_budget() -> None:
-    subject = Caller(Keeper(budget=8 * MIB))
+    subject = caller({"budget": 8 * MIB})
     for _ in range(4):
         subject.get(140, 2 * MIB)
     for _ in range(4):
@@ -291,7 +298,7 @@ def test_a_size_of_every_other_run_is_learned(js: NodeModules) -> None:
 
 
 def test_a_size_of_one_run_goes_when_the_next_goes_on_without_it(js: NodeModules) -> None:
-    subject = Caller(Keeper())
+    subject = caller({})
     freed = []
     for size in [MIB, 0, 0, 2 * MIB, 2 * MIB, 0, 4 * MIB, 4 * MIB]:
         freed.append(subject.call("begin_run"))
@@ -303,7 +310,7 @@ def test_a_size_of_one_run_goes_when_the_next_goes_on_without_it(js: NodeModules
 
 
 def test_usages_and_sizes_do_not_mix() -> None:
-    subject = Caller(Keeper())
+    subject = caller({})
     first = subject.get(140, 4096)
     subject.put(0)
     assert subject.call("acquire", 132, 4096) == 0
@@ -312,7 +319,7 @@ def test_usages_and_sizes_do_not_mix() -> None:
 
 
 def test_a_buffer_that_is_gone_serves_nobody() -> None:
-    subject = Caller(Keeper("exact"))
+    subject = caller({"policy": "exact"})
     gone, kept = subject.get(140, 64), subject.get(140, 64)
     subject.put(1)
     subject.put(0)
@@ -323,27 +330,31 @@ def test_a_buffer_that_is_gone_serves_nobody() -> None:
 
 
 def test_a_policy_of_the_callers() -> None:
-    keeper = Keeper(Simple)
+    keeper = Keeper(policy_maker(Simple, {}))
     assert keeper.acquire(140, 64) == 0
     assert keeper.release(keeper.created(140, 64)) == ""
     keeper.flush()
     assert keeper.acquire(140, 64) == 1
     with pytest.raises(BadRequest, match="callable that sets them itself"):
-        Keeper(Simple, {"cap": 1})
+        policy_maker(Simple, {"cap": 1})
 
 
 class Wrong(Simple):
+    """Hands out buffer 1 except to the first request, and gives it up at each flush."""
+
+    asked = 0
+
     def acquire(self, request: Request, size: int) -> int | None:
-        return 1
+        self.asked += 1
+        return 1 if self.asked > 1 else None
 
     def flush(self) -> list[int]:
         return [1]
 
 
 def test_a_policy_that_breaks_its_contract() -> None:
-    keeper = Keeper(Simple)
-    keeper.acquire(140, 64)
-    keeper._policies[140] = Wrong()
+    keeper = Keeper(Wrong)
+    assert keeper.acquire(140, 64) == 0
     assert keeper.created(140, 64) == 1
     with pytest.raises(PolicyError, match="Wrong handed out buffer 1, which is not free"):
         keeper.acquire(140, 64)
@@ -355,7 +366,7 @@ def test_a_policy_that_breaks_its_contract() -> None:
 
 
 def test_released_twice() -> None:
-    keeper = Keeper()
+    keeper = keeper_of({})
     keeper.acquire(140, 64)
     keeper.release(keeper.created(140, 64))
     with pytest.raises(StaleBuffer, match="buffer 1 was released, and is free already"):
@@ -369,7 +380,7 @@ def test_released_twice() -> None:
 
 def test_the_tables_of_options_are_the_same(js: NodeModules) -> None:
     found = js.ask({"table": True})
-    assert [name for name, _ in found] == list(POLICY_NAMES)
+    assert [name for name, _ in found] == [name for name, entry in POLICIES.items() if entry.attached]
     for name, options in found:
         mine = [
             {"name": option.name, "kind": option.kind.value, "default": option.default}
@@ -412,7 +423,7 @@ BAD: list[Settings] = [
 @pytest.mark.parametrize("settings", BAD, ids=str)
 def test_what_is_refused_is_refused_alike(js: NodeModules, settings: Settings) -> None:
     with pytest.raises(BadRequest) as mine:
-        Keeper(**settings)
+        keeper_of(settings)
     with pytest.raises(NodeError) as other:
         js.ask({"keeper": settings, "calls": []})
     assert (other.value.name, other.value.message) == ("BadRequest", str(mine.value))
@@ -422,4 +433,4 @@ def test_a_policy_without_sizes_of_its_own_is_named() -> None:
     with pytest.raises(
         BadRequest, match=r"'pow2': attach has none.*adaptive, bucket, simple, exact, lazy_release, dis"
     ):
-        Keeper("pow2")
+        policy_maker("pow2", {})

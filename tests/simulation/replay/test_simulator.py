@@ -14,10 +14,11 @@ from stepwell.errors import BadRequest, BadTrace, PolicyError
 from stepwell.memory.buffer import Role
 from stepwell.memory.policies import make_policy
 from stepwell.memory.policies.base import Request
+from stepwell.replay.kv_shapes import PHI4_MINI, DecodeShape
 from stepwell.replay.simulator import Replay, served, simulate
-from stepwell.replay.simulator_report import Figures, figures, kv_boundaries
+from stepwell.replay.simulator_report import PolicyFigures, figures, kv_boundaries
 from stepwell.replay.traces import ACQUIRE, FLUSH, NOTHING, RELEASE, RUN, Cause, Event, check_events
-from stepwell.replay.workloads import PHI4_MINI, WORKLOADS, DecodeShape, growing, workload_events
+from stepwell.replay.workloads import WORKLOADS, growing, workload_events
 
 MIB, GIB = 1 << 20, 1 << 30
 BUDGET = 3 * GIB // 2
@@ -45,7 +46,7 @@ NO_UPLOAD = DecodeShape(layers=32, kv_every=1, hidden_bytes=6144, upload=False)
 @cache
 def replayed(
     workload: str, policy: str, budget_bytes: int | None = None, last: int | None = None
-) -> tuple[Figures, Replay]:
+) -> tuple[PolicyFigures, Replay]:
     """A workload from its first S on; each is replayed once for all tests."""
     replay = simulate(workload_events(workload, None, last), make_policy(policy), budget_bytes)
     return figures(replay, [] if workload == "static" else kv_boundaries()), replay

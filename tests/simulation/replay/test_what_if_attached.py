@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from stepwell.attach.keeper import Keeper
+from stepwell.attach.keeper import Keeper, policy_maker
 from stepwell.errors import BadTrace
 from stepwell.memory.buffer import Role
-from stepwell.memory.policies import make_policy
+from stepwell.memory.policies import POLICIES
 from stepwell.memory.policies.base import Request
-from stepwell.replay.attached import TRIED_ATTACHED, ExactRequests, attach_code
+from stepwell.memory.policies.per_usage import PerUsage
+from stepwell.replay.attached import attach_code
 from stepwell.replay.cli import main
 from stepwell.replay.simulator import simulate
 from stepwell.replay.traces import ACQUIRE, FLUSH, NOTHING, RELEASE, RUN, Cause, Event, write_trace
@@ -63,7 +64,9 @@ def test_sizes_that_come_back_want_the_pool() -> None:
     assert answer["sentence"].startswith("Attach adaptive: without a pool the runtime creates 44 buffers per token")
     best = next(found for found in answer["settings"] if found["label"] == "adaptive")
     assert best["steady_creates_per_token"] == pytest.approx(88 / 38)  # two tokens cross into the new size
-    assert {found["policy"] for found in answer["settings"]} == set(TRIED_ATTACHED)
+    assert [found["label"] for found in answer["settings"]] == [
+        "adaptive", "adaptive window=2", "adaptive window=32", "exact", "exact cap=16", "simple", "no pool",
+    ]  # fmt: skip
     assert "the policy keeps none: 44 are created anew each token" in baseline["hurting"][0]["why"]
 
 
@@ -131,11 +134,12 @@ def histories(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-@pytest.mark.parametrize("policy", TRIED_ATTACHED)
+@pytest.mark.parametrize("policy", [name for name, entry in POLICIES.items() if entry.attached])
 @given(events=histories())
 @hypothesis_settings(max_examples=60, deadline=None)
 def test_a_replay_creates_what_the_keeper_would(policy: str, events: list[Event]) -> None:
-    keeper = Keeper(policy)
+    make = policy_maker(policy, {})
+    keeper = Keeper(make)
     ids: dict[int, int] = {}
     for op, value, request in events:
         if op == ACQUIRE:
@@ -148,5 +152,5 @@ def test_a_replay_creates_what_the_keeper_would(policy: str, events: list[Event]
         else:
             keeper.begin_run()
     stats = json.loads(keeper.stats())
-    replay = simulate(events, ExactRequests(lambda: make_policy(policy)))
+    replay = simulate(events, PerUsage(make))
     assert (replay.misses, sum(replay.evictions.values())) == (stats["created"], stats["destroyed"])

@@ -1,17 +1,16 @@
 """The modules of stepwell/attach/js as one script: what is joined, what is refused, what Node makes of it."""
 
 import json
+import re
 import subprocess
 import zipfile
-from pathlib import Path
 
 import pytest
 
 from harness import CACHE, ROOT
 from harness.site import wheels
-from stepwell.attach.bundle import MODULES, join_modules, script
-
-FOLDER = ROOT / "pyodide_pkg/stepwell/attach/js"
+from stepwell.attach.bundle import ENTRY, join_modules, order_of, script
+from tests.support.attach_lab import FOLDER, sources
 
 
 def node(source: str) -> str:
@@ -21,8 +20,8 @@ def node(source: str) -> str:
 
 
 def join(last: str, **others: str) -> str:
-    sources = {f"inner/{name}.js": text for name, text in others.items()} | {"last.js": last}
-    return join_modules(sources, tuple(sources), "1.2")
+    modules = {"last.js": last} | {f"inner/{name}.js": text for name, text in others.items()}
+    return join_modules(modules, "last.js", "1.2")
 
 
 def test_modules_are_joined() -> None:
@@ -53,7 +52,7 @@ def test_the_first_script_loaded_counts() -> None:
     ("source", "message"),
     [
         ('import { three } from "./inner/a.js";', r"last\.js imports three from \./inner/a\.js"),
-        ('import { one } from "./inner/b.js";', r"imports one from \./inner/b\.js, which no module before it"),
+        ('import { one } from "./inner/b.js";', r"imports one from \./inner/b\.js, which does not export it"),
         ('import one from "./inner/a.js";', "only `import"),
         ('import "./inner/a.js";', "only `import"),
         ("export default 1;", "only `import"),
@@ -67,12 +66,29 @@ def test_what_cannot_be_joined_is_refused(source: str, message: str) -> None:
         join(source, a="export const one = 1;")
 
 
-def test_every_module_is_listed() -> None:
-    with pytest.raises(ValueError, match=r"b\.js: MODULES"):
-        join_modules({"a.js": "", "b.js": ""}, ("a.js",), "1")
-    with pytest.raises(ValueError, match=r"b\.js: MODULES"):
-        join_modules({"a.js": ""}, ("a.js", "b.js"), "1")
-    assert set(MODULES) == {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.js")}
+def test_modules_come_after_those_that_they_import() -> None:
+    modules = {
+        "main.js": 'import { b } from "./b.js";\nimport { c } from "./lib/c.js";\n',
+        "b.js": 'import { c } from "./lib/c.js";\nexport const b = c;\n',
+        "lib/c.js": "export const c = 1;\n",
+        "apart.js": "export const nobody = 1;\n",
+    }
+    assert order_of(modules, "main.js") == ("lib/c.js", "b.js", "main.js")
+    assert order_of(dict(reversed(modules.items())), "b.js") == ("lib/c.js", "b.js")
+    modules["lib/c.js"] = 'import { b } from "../b.js";\nexport const c = 1;\n'
+    with pytest.raises(ValueError, match=r"cycle.*b\.js"):
+        order_of(modules, "main.js")
+
+
+def test_every_module_is_in_the_script() -> None:
+    """In an order that the imports as Node reads them bear out: each names a module that was there before."""
+    order = order_of(sources(), ENTRY)
+    assert sorted(order) == sorted(sources())
+    assert order[-1] == ENTRY
+    for index, name in enumerate(order):
+        for line in re.findall(r"^import .*?;$", sources()[name], re.MULTILINE | re.DOTALL):
+            path = (FOLDER / name).parent / line.split('"')[1]
+            assert path.resolve().relative_to(FOLDER).as_posix() in order[:index], f"{name}: {line}"
 
 
 def test_the_script_is_one_that_runs() -> None:
@@ -82,5 +98,5 @@ def test_the_script_is_one_that_runs() -> None:
 def test_the_wheel_has_the_modules() -> None:
     """The wheel that the site serves, built (or found) for this tree."""
     with zipfile.ZipFile(wheels.build(ROOT, CACHE / "build", lambda _: None)) as archive:
-        for name in MODULES:
-            assert archive.read(f"stepwell/attach/js/{name}") == (Path(FOLDER) / name).read_bytes()
+        for name, text in sources().items():
+            assert archive.read(f"stepwell/attach/js/{name}").decode() == text

@@ -57,7 +57,7 @@ async function grow(device, sizes, options) {
 
 def in_node(body: str) -> Any:
     """What ``body``, an async function's, returns, with the recorder around the fake of recorder_program.js."""
-    script = joined("recorder.js", ALL)
+    script = joined(ALL)
     source = (
         f"{script}{PROGRAM}{WATCHED}(async () => {{{body}}})().then((value) => console.log(JSON.stringify(value)));"
     )

@@ -1,14 +1,16 @@
-"""The ONNX models of the site: what they compute, by onnx's own reference, and that the page's driver knows them."""
+"""The ONNX models of the site: what they compute, by onnx's own reference, and what the page is told of them."""
 
-import re
+import json
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from harness import ROOT
-from harness.site.onnx_models import HEAD_DIM, HEADS, MODELS, POSITION_BYTES, kv_names
+from harness.site.onnx_models import HEAD_DIM, HEADS, MODELS, files, kv_names
+from stepwell.replay.kv_shapes import POSITION_BYTES
 
 START = 3
 
@@ -59,8 +61,15 @@ def test_filling_depends_on_the_past(name: str) -> None:
         assert np.array_equal(found["reads"][index], value[0])
 
 
-def test_the_driver_knows_the_models() -> None:
-    text = (ROOT / "web/attach/ort.js").read_text(encoding="utf-8")
-    (table,) = re.findall(r"export const TENSORS = \{(.*?)\}", text)
-    found = {name: int(count) for name, count in re.findall(r"(\w+): (\d+)", table)}
-    assert found == {name: model.tensors for name, model in MODELS.items()}
+def test_the_page_is_told_what_they_are(tmp_path: Path) -> None:
+    found = files()
+    assert {name for name in found if name.endswith(".onnx")} == {f"{name}.onnx" for name in MODELS}
+    (tmp_path / "models.mjs").write_bytes(found["models.js"])
+    print_all = "import('./models.mjs').then((all) => console.log(JSON.stringify(all)));"
+    done = subprocess.run(["node", "-e", print_all], cwd=tmp_path, capture_output=True, check=True, timeout=60)
+    assert json.loads(done.stdout) == {
+        "HEADS": 8,
+        "HEAD_DIM": 64,
+        "TENSORS": {"kv64": 64, "kv16": 16, "append": 16, "gqa": 4},
+        "WORKLOADS": ["kv64", "kv16"],
+    }

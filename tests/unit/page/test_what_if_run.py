@@ -12,10 +12,10 @@ from stepwell.decode.kv_pattern import KVPattern
 from stepwell.gpu.device import Device
 from stepwell.gpu.fake_device import FakeDevice
 from stepwell.gpu.source import BytesSource
-from stepwell.launch.options import LaunchOptions
+from stepwell.memory.pool import BufferPool
 from stepwell.page.frontend import Frontend
 from stepwell.page.what_if import Question
-from stepwell.replay.traces import read_metadata, read_trace, write_trace
+from stepwell.replay.traces import TraceRecorder, read_metadata, read_trace, write_trace
 from stepwell.replay.what_if import Costs, compare, recorded_setting, settings, survey, try_setting
 from stepwell.replay.workloads import workload_events
 
@@ -187,13 +187,25 @@ def test_a_run_is_recorded_when_that_is_asked_for(tmp_path: Path, monkeypatch: p
 
 
 def test_a_run_that_fails_leaves_no_recorder_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorders: list[TraceRecorder] = []
+
+    class Kept(TraceRecorder):
+        def __init__(self, pool: BufferPool) -> None:
+            super().__init__(pool)
+            recorders.append(self)
+
+    monkeypatch.setattr("stepwell.replay.traces.TraceRecorder", Kept)
     page = Page()
-    asked = {"workload": "kv16", "kv": "grow", "start": 2100, "tokens": 4, "pool_trace": True}
+    asked = {"workload": "kv16", "kv": "grow", "start": 2100, "tokens": 4}
+    counts = []
 
     async def run() -> None:
         await page.frontend.open()
-        await page.frontend.run(json.dumps(asked))  # the FakeDevice's sums are wrong
+        for more in ({"pool_trace": True}, {}):
+            await page.frontend.run(json.dumps({**asked, **more}))  # the FakeDevice's sums are wrong
+            counts.append(len(recorders[0].events))
 
     asyncio.run(run())
-    assert page.of("error") and not page.of("pool_trace")
-    assert page.frontend._opened().get(LaunchOptions()).pool.inventory.observers == ()
+    assert len(page.of("error")) == 2 and not page.of("pool_trace")
+    assert len(recorders) == 1 and counts[0] > 0
+    assert counts[1] == counts[0]  # of the second run it hears nothing

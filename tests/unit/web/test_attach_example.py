@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness import ROOT
+from harness.site import onnx_models
 
 MODULES = ("comparing.js", "statistics.js", "attach/arms.js", "attach/ort.js")
 LIMITS = {"maxBufferSize": 2**32, "maxStorageBufferBindingSize": 2**31}
@@ -22,6 +23,9 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in MODULES:
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / "web" / name, folder / name)
+    models = folder / onnx_models.FOLDER
+    models.mkdir(parents=True)
+    (models / "models.js").write_bytes(onnx_models.files()["models.js"])
     return folder
 
 

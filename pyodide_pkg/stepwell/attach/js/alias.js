@@ -15,11 +15,11 @@ export class Lease {
 }
 
 /**
- * What the application holds in place of a pooled GPUBuffer.
+ * The object that the application has in place of a pooled GPUBuffer.
  *
- * Its prototype chain goes through GPUBuffer.prototype, so instanceof, Symbol.toStringTag and what else is there hold;
+ * Its prototype chain goes through GPUBuffer.prototype, so instanceof, Symbol.toStringTag and all that is there hold;
  * it has no properties of its own, as a GPUBuffer. A reference that is kept after destroy() stays that of a destroyed
- * buffer, whoever has the native buffer by then.
+ * buffer, also when another alias has the native buffer.
  */
 class Alias {
   #lease;
@@ -84,7 +84,7 @@ for (const [name, descriptor] of Object.entries(Object.getOwnPropertyDescriptors
   Object.defineProperty(Alias.prototype, name, { ...descriptor, enumerable: true }); // as WebIDL has them
 }
 
-/** The lease behind what an application passes as a buffer; null if that is no pooled buffer. */
+/** The lease of what an application passes as a buffer; null if that is no pooled buffer. */
 export const leaseOf = Alias.leaseOf;
 
 /** Methods that an application finds on an alias: the shims that observe GPUBuffer's go there, too. */
@@ -102,8 +102,8 @@ export function asLabel(value) {
 }
 
 /**
- * The native buffer to give to WebGPU in place of an alias. Of a dead one that is a destroyed buffer of the same size,
- * usage and label, so that errors are the browser's own.
+ * The native buffer to give to WebGPU in place of an alias. For a dead one: a destroyed buffer of the same size, usage
+ * and label, so that errors are the browser's own.
  */
 export function nativeOf(lease) {
   if (!lease.dead) return lease.kept.native;

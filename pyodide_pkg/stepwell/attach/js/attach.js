@@ -4,6 +4,7 @@ import { Idle } from "./idle.js";
 import { poolLayer } from "./intercept.js";
 import { Keeper } from "./keeper.js";
 import { AttachError, Natives } from "./natives.js";
+import { POLICIES } from "./policies/index.js";
 import { DevicePool } from "./pool.js";
 import { Recorder } from "./recorder.js";
 import { Shims } from "./shims.js";
@@ -15,6 +16,9 @@ let current = null; // the attachment of this realm
 const caretaker = new Caretaker();
 const queues = new WeakMap(); // → DevicePool, the last one of its device
 const poolOfQueue = (queue) => queues.get(queue) ?? null;
+
+/** The names that `policy` may have. */
+export const policies = Object.keys(POLICIES);
 
 /**
  * Put a pool under the WebGPU runtimes of this page or worker, or record what they do, or both.
@@ -45,7 +49,7 @@ class Attachment {
   #makeKeeper;
   #zero;
   #served = new WeakMap(); // devices → DevicePool
-  #pools = []; // WeakRefs of these: a device that the application drops goes
+  #pools = []; // WeakRefs of these, so that a device that the application drops can be collected
   #idle = null;
   #boundaries;
   #recorder = null;
@@ -69,22 +73,22 @@ class Attachment {
     this.#begin();
   }
 
-  /** The caller says that a token ends here; from the first time on only that counts. */
+  /** Say that a token ends here; from the first mark on only marks count. */
   mark(name) {
     this.#boundaries.mark(name);
   }
 
-  /** What the pools did, by device. */
+  /** The pools' books, by device. */
   stats() {
     return { devices: this.#each().map((pool) => pool.stats()) };
   }
 
-  /** What was recorded, for `python -m stepwell.replay what-if`, with `metadata`. Null if nothing is recorded. */
+  /** The recording, for `python -m stepwell.replay what-if`, with `metadata`. Null if nothing is recorded. */
   trace(metadata = {}) {
     return this.#recorder && this.#recorder.trace(this.#pooled ? { pool: this.#pooled, ...metadata } : metadata);
   }
 
-  /** What a token does, what is live, whether a pool would help (summary.js). */
+  /** Figures per token, live and peak bytes, whether a pool would help (summary.js). */
   summary() {
     return this.#recorder && this.#recorder.summary();
   }
@@ -94,12 +98,12 @@ class Attachment {
     return this.#recorder && this.#recorder.events(format);
   }
 
-  /** Time what creating a buffer costs here, for trace and summary: about 3 s (`mostMs`), when the GPU is idle. */
+  /** Time the cost of creating a buffer here, for trace and summary: about 3 s (`mostMs`), when the GPU is idle. */
   async measureCosts(choices = {}) {
     return this.#recorder && (await this.#recorder.measureCosts(choices));
   }
 
-  /** WebGPU is the browser's again; what is free is destroyed now, what lives when the application destroys it. */
+  /** Give WebGPU back to the browser; free buffers are destroyed now, live ones when the application destroys them. */
   detach() {
     if (current !== this) return;
     current = null;
@@ -189,7 +193,7 @@ function isWholeRealm(target, realm) {
   return whole.includes(target) || (realm.GPU !== undefined && target instanceof realm.GPU);
 }
 
-/** What tells where tokens end. A pass counts as work: dispatches are many, and are not wrapped for this. */
+/** The observer that finds where tokens end. A pass counts as work: dispatches are many, and are not wrapped for this. */
 function boundaryHooks(boundaries) {
   return {
     before: { "GPUBuffer.mapAsync": (buffer, [mode]) => { if (mode & MAP_MODE_READ) boundaries.readback(); } },

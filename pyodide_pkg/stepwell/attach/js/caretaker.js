@@ -22,7 +22,7 @@ export class Caretaker {
     pool.retire(() => this.#leave(pool));
   }
 
-  /** Serve the devices that nobody is attached to, and no others. */
+  /** Serve the devices that no attachment serves, and no others. */
   tend(isServed) {
     let orphans = 0;
     for (const { device, queue } of this.#pools) {

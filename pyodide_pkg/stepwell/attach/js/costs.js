@@ -12,9 +12,9 @@ const ROUNDS = 15;
 const LONGEST_MS = 3000;
 
 /**
- * What creating a buffer takes on this GPU beyond using one that is there, which a pool saves. createBuffer returns at
+ * The cost of creating a buffer on this GPU beyond using one that is there, which a pool saves. createBuffer returns at
  * once and the price comes with the first use, so both are timed to their end: some buffers created, cleared and
- * destroyed, and as many that exist cleared, each behind a fence (a few bytes copied and mapped). In turns, medians of
+ * destroyed, and as many that exist cleared, each followed by a fence (a few bytes copied and mapped). In turns, medians of
  * the differences, and a line through the sizes: a µs, and b µs per MiB.
  *
  * About 3 s and 256 MiB at most. The GPU should be idle.
@@ -22,7 +22,7 @@ const LONGEST_MS = 3000;
  * @param {GPUDevice} device
  * @param {number[]} sizes bytes
  * @param {{methods?: object, now?: () => number, mostMs?: number}} options `methods`: those of natives.js by name,
- *   which nobody watches
+ *   below all shims
  * @returns {Promise<{create_us: number, create_us_per_mib: number, rows: object[], source: string}>}
  */
 export async function measureCreates(
@@ -50,7 +50,7 @@ export async function measureCreates(
   return { ...costLine(rows), rows, source: `measured for ${rows.map(({ bytes }) => mibText(bytes)).join(", ")} MiB` };
 }
 
-/** The sizes that matter of what a pool would serve: where the created bytes are, and what is created most often. */
+/** The sizes that matter among those a pool would serve: where the created bytes are, and what is created most often. */
 export function costSizes(recording) {
   const counts = new Map();
   let inToken = false;
@@ -117,7 +117,7 @@ async function measureRound(subject, device, fence, call, now, counts) {
   subject.reused.push(((reused - created) * 1000) / buffers.length);
 }
 
-/** The error scope holds nothing but these creates: it is closed before anybody else can use the device. */
+/** The error scope holds nothing but these creates: it is closed before other code can use the device. */
 function createSome(bytes, device, call) {
   const buffers = [];
   call("GPUDevice.pushErrorScope", device, "out-of-memory");

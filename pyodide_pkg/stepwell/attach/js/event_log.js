@@ -1,4 +1,4 @@
-/** What the recorder can note. What comes before `DETAILS` is what a memory trace is made of. */
+/** The ops that the recorder notes. Those before `DETAILS` make a memory trace. */
 export const OP = Object.freeze({
   CREATE: 0, // subject: the buffer's number; value: bytes; extra: see packExtra
   DESTROY: 1, // subject: the buffer's number; value: bytes
@@ -37,7 +37,7 @@ class Chunk {
 
 /**
  * Events in columns, 25 bytes each, up to a limit. The first half of it is open to all of them, the rest to those of a
- * memory trace only, so that the trace goes on for longer. What comes later is counted and not kept.
+ * memory trace only, so that the trace goes on for longer. Later ones are counted and not kept.
  */
 export class EventLog {
   length = 0;
@@ -93,7 +93,7 @@ export class EventLog {
   }
 }
 
-/** What a created buffer's `extra` holds: usage (10 bits), mappedAtCreation, device (5 bits), label (16 bits). */
+/** A created buffer's `extra`: usage (10 bits), mappedAtCreation, device (5 bits), label (16 bits). */
 export function packExtra(usage, mapped, device, label) {
   return ((usage & 0x3ff) | (mapped ? 0x400 : 0) | (Math.min(device, 31) << 11) | (label << 16)) >>> 0;
 }

@@ -2,8 +2,8 @@ const TICK_MS = 1000;
 const GIVE_BACK_AFTER = 10; // ticks without a submit
 
 /**
- * Gives memory back when nothing happens any more: a second without a submit in which the GPU is done with the last one
- * counts as a run, so that windows turn over, and after ten everything that is free goes. There is a timer only while
+ * Gives memory back once nothing happens any more: a second without a submit in which the GPU is done with the last one
+ * counts as a run, so that windows turn over, and after ten everything that is free is given back. There is a timer only while
  * something is free.
  */
 export class Idle {

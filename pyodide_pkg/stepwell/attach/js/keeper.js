@@ -4,7 +4,8 @@ import { policyFactory } from "./policies/index.js";
 
 /**
  * Decides for the pool under a runtime which destroyed buffers are kept, and which serve again. The pool has the GPU
- * buffers, the keeper their numbers. `attach/keeper.py` is the same in Python: a test replays calls through both.
+ * buffers, the keeper their numbers. `attach/keeper.py` is the same in Python,
+ * for policies of the caller's: a test replays calls through both.
  *
  * One policy object per usage value, since a buffer serves only requests of its own usage and size. `budget`: bytes of
  * all buffers, live and free; before one is created free ones are given up for it, and only what is live exceeds it.

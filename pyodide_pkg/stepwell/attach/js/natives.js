@@ -14,7 +14,7 @@ export const CREATES = {
   "GPUCommandEncoder.beginRenderPass": "GPURenderPassEncoder",
 };
 
-/** What `attach` cannot do: attach twice, an option that makes no sense, a realm without WebGPU. */
+/** A request that `attach` refuses: to attach twice, an option that makes no sense, a realm without WebGPU. */
 export class AttachError extends Error {
   name = "AttachError";
 }

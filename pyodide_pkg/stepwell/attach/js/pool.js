@@ -78,7 +78,7 @@ export class DevicePool {
 
   // ---- what the application does ----------------------------------------------------------------------------------
 
-  /** An alias for what createBuffer was asked for; null if the browser is to serve it as it is. */
+  /** An alias for what createBuffer was asked for; null if the browser serves it. */
   create(descriptor) {
     if (!this.#serving || typeof descriptor !== "object" || descriptor === null) return null;
     const { size, usage, label: given = "" } = descriptor;
@@ -153,7 +153,7 @@ export class DevicePool {
   /** Serve no more. `onVacant` is called when no alias is live, at once if there is none. */
   retire(onVacant) {
     if (this.#serving) {
-      this.clears.flush(); // of live aliases: later nobody would
+      this.clears.flush(); // for live aliases: there is no later submit to do it
       this.drain();
       this.#state = "retired";
       this.device.removeEventListener?.("uncapturederror", this.#listener);
@@ -241,7 +241,7 @@ export class DevicePool {
     this.#destroyAll(this.#ask("room", size));
     if (!this.#serving) return null;
     const kept = new Kept(this.native["GPUDevice.createBuffer"].call(this.device, descriptor), size);
-    kept.id = Number(this.#ask("created", usage, size)); // 0 if that failed, and then it is nobody's
+    kept.id = Number(this.#ask("created", usage, size)); // 0 if that failed: then no buffer has it
     this.#collected.register(kept, kept.id, kept);
     this.#proof.add(kept);
     this.counters.created += 1;

@@ -5,7 +5,7 @@ import { costSizes, measureCreates } from "./costs.js";
 import { summaryOf } from "./summary.js";
 
 /**
- * An observer of `shims.js` (`before`, `after`) that changes nothing, and what it recorded: a trace, a summary, events.
+ * An observer of `shims.js` (`before`, `after`) that changes nothing, and its recording: a trace, a summary, events.
  */
 export class Recorder {
   before;
@@ -14,8 +14,8 @@ export class Recorder {
   #methods;
 
   /**
-   * @param {{methods?: object, runtime?: string, limit?: number}} options `methods`: those of natives.js, which nobody
-   *   watches; `runtime`: what is recorded, a label; `limit`: events that are kept
+   * @param {{methods?: object, runtime?: string, limit?: number}} options `methods`: those of natives.js, below all
+   *   shims; `runtime`: what is recorded, a label; `limit`: events that are kept
    */
   constructor({ methods, ...options } = {}) {
     this.#methods = methods;

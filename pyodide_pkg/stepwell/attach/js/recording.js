@@ -73,7 +73,7 @@ export class Recording {
     const mapped = descriptor.mappedAtCreation === true;
     const role = roleOf(buffer.usage, mapped, bytes);
     const owner = this.#known.get(device) ?? this.#meet(device);
-    if (bytes === 0 || bytes > owner.largest) return; // no memory behind it
+    if (bytes === 0 || bytes > owner.largest) return; // it has no memory
     const number = this.#created;
     this.#created = number + 1;
     this.#buffers.set(buffer, { number, bytes, role, owner, live: true });
@@ -170,7 +170,7 @@ export class Recording {
   #meet(device) {
     const largest = device.limits?.maxBufferSize ?? Infinity;
     const live = new Float64Array(ROLE_NAMES.length);
-    const ref = new WeakRef(device); // what the application drops goes
+    const ref = new WeakRef(device); // a device that the application drops can be collected
     const entry = { number: this.devices.length, ref, adapter: device.adapterInfo, largest, live, gone: false };
     this.devices.push(entry);
     this.#known.set(device, entry);

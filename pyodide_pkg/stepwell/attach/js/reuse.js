@@ -3,8 +3,8 @@ import { OP, ROLE_NAMES, roleOf, unpackExtra } from "./event_log.js";
 const MOST_SIZES = 12;
 
 /**
- * What a pool could serve that keeps everything: how often a buffer is created of which exactly the size and usage had
- * been destroyed before on the same device, and not been taken since.
+ * The creates that a pool could serve that keeps everything: those with exactly the size and usage of a buffer that was
+ * destroyed before on the same device, and not taken since.
  *
  * Per token, without the first `skipped`, and the sizes that matter, the most created bytes first.
  */

@@ -43,7 +43,7 @@ export class Shims {
     }
   }
 
-  /** Replace the methods of one object, and of what it creates from now on. */
+  /** Replace the methods of one object, and of the objects that it creates from now on. */
   adopt(object) {
     const original = Object.getPrototypeOf(object);
     const type = Object.keys(this.#natives.prototypes).find((name) => this.#natives.prototypes[name] === original);
@@ -69,10 +69,10 @@ export class Shims {
     }
   }
 
-  /** Every prototype gets the descriptors back that it had; adopted objects that are still about behave as before. */
+  /** Give every prototype its descriptors back; adopted objects that are still about behave as before. */
   uninstall() {
     for (const [prototype, method, descriptor, shim] of this.#installed.reverse()) {
-      // whoever wrapped the shim since keeps it: it does nothing any more but call what is below
+      // another wrapper that was put over the shim keeps it: it only calls the method below from now on
       if (prototype[method] === shim) Object.defineProperty(prototype, method, descriptor);
     }
     this.#installed = [];

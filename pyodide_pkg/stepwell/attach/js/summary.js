@@ -6,7 +6,7 @@ import { adapterOf } from "./trace_text.js";
 
 const WARM_UP = 2; // tokens that fill any pool
 const MIB = 1 << 20;
-/** What a create is taken to cost where it was not measured: as `what-if` assumes it, from an H200. */
+/** The cost of a create where it was not measured, as `what-if` assumes it, from an H200. */
 export const ASSUMED_CREATE_US = 100;
 export const ASSUMED_CREATE_US_PER_MIB = 80;
 const WORTH_MS = 0.1; // per token: less is nothing
@@ -35,7 +35,7 @@ const TOKEN_FIGURES = {
 };
 
 /**
- * What a token does and holds, and whether a pool would help, as plain data.
+ * A token's work and memory, and whether a pool would help, as plain data.
  *
  * Figures per token leave out set-up (all before the first token's end) and the two tokens after it, and are of the
  * last 4,096. `served`: buffers that a pool under the runtime serves (storage, not mapped). `live` is what was created

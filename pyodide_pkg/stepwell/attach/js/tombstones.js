@@ -1,6 +1,6 @@
 const COPY_DST = 0x8;
 
-/** Destroyed native buffers in place of dead aliases: what the browser says of their use is what it always says. */
+/** Destroyed native buffers in place of dead aliases: the browser then says of their use what it always says. */
 export class Tombstones {
   made = 0;
   poisoned = 0; // submits that were refused by means of one
@@ -12,14 +12,14 @@ export class Tombstones {
     this.#native = native;
   }
 
-  /** One of the size, usage and label of a lease that is dead. */
+  /** A destroyed buffer with the size, usage and label of `lease`, which is dead. */
   of(lease) {
     this.made += 1;
     return this.#destroyed(lease.size, lease.usage, lease.label);
   }
 
   /**
-   * A command buffer with which no submit is accepted: for commands that use what `lease` was, and that were encoded
+   * A command buffer with which no submit is accepted: for commands that use the buffer of `lease`, and that were encoded
    * before it was destroyed.
    */
   poison(lease) {

@@ -1,7 +1,7 @@
 import { OP, OP_NAMES, ROLE_LETTERS, roleOf, unpackExtra } from "./event_log.js";
 
 /**
- * What was recorded as a trace that `python -m stepwell.replay` reads: one run per token, sizes exactly as asked. The
+ * The recording as a trace that `python -m stepwell.replay` reads: one run per token, sizes exactly as asked. The
  * site of a request is the index of its usage in the metadata's `usages`, because a pool under a runtime keeps buffers
  * of each usage apart.
  */
@@ -10,7 +10,7 @@ export function traceText(recording, metadata = {}) {
   const sites = new Map(); // usage → site
   const live = new Map(); // number → device
   let marked = false; // the last token's end: then a token that was begun and submitted is whole
-  let submit = -1; // the place of the last submit's line, until something is read back behind it
+  let submit = -1; // the place of the last submit's line, until something is read back after it
   let end = -1; // the place of the last run's line, while that run counts as not recorded
   recording.log.each((op, subject, value, extra) => {
     if (op === OP.CREATE) {
@@ -56,7 +56,7 @@ function traceMetadata(recording) {
   return metadata;
 }
 
-/** What the first device's adapter says of itself; empty where the browser does not tell. */
+/** The first device's adapter in words; empty where the browser does not tell. */
 export function adapterOf(recording) {
   const info = recording.devices[0]?.adapter;
   if (!info) return {};

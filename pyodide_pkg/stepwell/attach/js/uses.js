@@ -9,7 +9,7 @@
 /** Encoders that are open and known, so that detach() can go on serving them; beyond these the oldest are forgotten. */
 const MOST_OPEN = 1024;
 
-/** What is being encoded by a command encoder and its passes, or by a bundle encoder. */
+/** The commands of a command encoder and its passes, or of a bundle encoder, while they are encoded. */
 class Recording {
   uses = [];
   pass = null; // the last one begun
@@ -24,7 +24,7 @@ const finished = new WeakMap(); // command buffers and bundles → uses
 const groups = new WeakMap(); // bind groups → leases
 const open = new Set();
 
-/** An encoder begins, or is seen for the first time. */
+/** Note that an encoder begins, or is seen for the first time. */
 export function beginEncoder(encoder) {
   const recording = new Recording(encoder);
   recordings.set(encoder, recording);
@@ -39,7 +39,7 @@ export function beginPass(encoder, pass) {
   recordings.set(pass, recording);
 }
 
-/** A command buffer or bundle is what its encoder noted. */
+/** Note that a command buffer or bundle has the uses of its encoder. */
 export function finishEncoder(encoder, product) {
   const recording = recordings.get(encoder);
   if (recording === undefined) return;
@@ -47,7 +47,7 @@ export function finishEncoder(encoder, product) {
   if (recording.uses.length > 0) finished.set(product, recording.uses);
 }
 
-/** A bind group has pooled buffers. */
+/** Note that a bind group has pooled buffers. */
 export function noteGroup(group, leases) {
   groups.set(group, leases);
 }
@@ -57,19 +57,19 @@ export function usesOfGroup(group) {
   return groups.get(group);
 }
 
-/** An encoder uses pooled buffers. */
+/** Note that an encoder uses pooled buffers. */
 export function noteOnEncoder(encoder, use) {
   add((recordings.get(encoder) ?? beginEncoder(encoder)).uses, use);
 }
 
-/** A pass uses pooled buffers. One that began before anybody watched has an unknown encoder: they are tainted. */
+/** Note that a pass uses pooled buffers. If it began before the shims, its encoder is unknown: they are tainted. */
 export function noteOnPass(pass, use) {
   const recording = recordings.get(pass);
   if (recording === undefined) taint(use);
   else add(recording.uses, use);
 }
 
-/** A pass executes a bundle. */
+/** Note that a pass executes a bundle. */
 export function noteBundle(pass, bundle) {
   for (const use of finished.get(bundle) ?? []) noteOnPass(pass, use);
 }

@@ -18,7 +18,7 @@ export class Clears {
     this.#native = native;
   }
 
-  /** A native buffer is to be zero when it is used next. */
+  /** Note that a native buffer must be zero when it is used next. */
   add(kept) {
     this.#pending.add(kept);
   }
@@ -27,7 +27,7 @@ export class Clears {
     return this.#pending.has(kept);
   }
 
-  /** It was written as a whole, or nobody has it any more. */
+  /** Forget a buffer: it was written as a whole, or no alias has it any more. */
   remove(kept) {
     this.#pending.delete(kept);
   }
@@ -49,7 +49,7 @@ export class Clears {
     this.#native["GPUQueue.submit"].call(this.#queue, [this.#native["GPUCommandEncoder.finish"].call(encoder)]);
   }
 
-  /** Nothing is to be cleared any more: the device is gone. */
+  /** Forget all buffers: the device is gone. */
   drop() {
     this.#pending.clear();
   }

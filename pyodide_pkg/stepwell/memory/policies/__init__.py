@@ -17,11 +17,18 @@ from stepwell.options import Option, OptionKind, OptionValue, parse_options
 
 
 class PolicyEntry(NamedTuple):
-    """A row of the table.  ``factory`` takes the ``options`` as keyword arguments."""
+    """A row of the table.  ``factory`` takes the ``options`` as keyword arguments.
+
+    ``tried``: options that ``what_if`` compares beside the defaults.  ``attached``: whether ``attach`` has the policy,
+    as ``attach/js/policies/NAME.js``; ``tried_attached``: options that ``what_if`` compares for it there.
+    """
 
     factory: Callable[..., Policy]
     summary: str
     options: tuple[Option, ...] = ()
+    tried: tuple[Mapping[str, str], ...] = ()
+    attached: bool = False
+    tried_attached: tuple[Mapping[str, str], ...] = ()
 
 
 POLICIES: Mapping[str, PolicyEntry] = {
@@ -33,6 +40,16 @@ POLICIES: Mapping[str, PolicyEntry] = {
             Option("growth", OptionKind.FLOAT, GROWTH, "ratio of KV size classes, 1.01 to 2; 0 chooses them", 0, 2),
             Option("stagger", OptionKind.BOOL, True, "each site has size classes of its own"),
         ),
+        tried=(
+            {"growth": "1.1"},
+            {"growth": "1.25"},
+            {"growth": "2"},
+            {"window": "2"},
+            {"window": "32"},
+            {"stagger": "false"},
+        ),
+        attached=True,
+        tried_attached=({}, {"window": "2"}, {"window": "32"}),
     ),
     "bucket": PolicyEntry(
         Bucket,
@@ -41,9 +58,18 @@ POLICIES: Mapping[str, PolicyEntry] = {
             Option("era", OptionKind.CHOICE, "B", "when a released buffer can serve again", choices=ERAS),
             Option("limits", OptionKind.LIMITS, ORT_LIMITS, "size classes and how many free buffers each keeps"),
         ),
+        tried=(
+            {"era": "A"},
+            {"era": "C"},
+            {"limits": ", ".join(f"{size}:{max(64, count)}" for size, count in ORT_LIMITS.items())},
+        ),
+        attached=True,
     ),
     "simple": PolicyEntry(
-        Simple, "ONNX Runtime's simple: exact sizes, never given up; grows without bound with the context"
+        Simple,
+        "ONNX Runtime's simple: exact sizes, never given up; grows without bound with the context",
+        attached=True,
+        tried_attached=({},),
     ),
     "exact": PolicyEntry(
         Exact,
@@ -52,10 +78,15 @@ POLICIES: Mapping[str, PolicyEntry] = {
             Option("cap", OptionKind.INT, CAP, "free buffers kept per size", 0, 1 << 20),
             Option("largest_bytes", OptionKind.INT, LARGEST_BYTES, "larger buffers are never kept", 0, 1 << 40),
         ),
+        tried=({"cap": "16"},),
+        attached=True,
+        tried_attached=({}, {"cap": "16"}),
     ),
     "pow2": PolicyEntry(Pow2, "powers of two, never given up, as ONNX Runtime's DirectML allocator"),
-    "lazy_release": PolicyEntry(LazyRelease, "no reuse; released buffers are destroyed together after the submit"),
-    "disabled": PolicyEntry(Disabled, "no reuse; every request creates a buffer"),
+    "lazy_release": PolicyEntry(
+        LazyRelease, "no reuse; released buffers are destroyed together after the submit", attached=True
+    ),
+    "disabled": PolicyEntry(Disabled, "no reuse; every request creates a buffer", attached=True, tried_attached=({},)),
 }
 
 

@@ -42,7 +42,7 @@ export const POLICIES = {
   disabled: { Policy: Disabled, options: [] },
 };
 
-/** What makes a new policy object of that name; BadRequest for a name or an option that there is not. */
+/** A function that makes policies of that name; BadRequest for an unknown name, or an option that is wrong. */
 export function policyFactory(name, options) {
   if (!Object.hasOwn(POLICIES, name)) {
     const names = Object.keys(POLICIES).join(", ");

@@ -68,7 +68,7 @@ export class SizeClass {
   }
 }
 
-/** What it costs to create a buffer again, in µs per byte: a call, and above 4 MiB the pages that commit. */
+/** The cost of creating a buffer again, in µs per byte: a call, and above 4 MiB the pages that commit. */
 export function costPerByte(size) {
   const pagesUs = size > CHEAP_BYTES ? CREATE_US_PER_BYTE * size : 0;
   return (CREATE_US + pagesUs) / size;
