@@ -1,0 +1,127 @@
+"""Plain words: what CONTRIBUTING's rule for docstrings says, as far as a program can tell, over package and harness."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+FILES = sorted([*(ROOT / "pyodide_pkg" / "stepwell").rglob("*.py"), *(ROOT / "harness").rglob("*.py")])
+ABOUT_PLACE = {
+    "pyodide_pkg/stepwell/gpu/fake_objects.py": {"keeps behind its handles"},
+    "pyodide_pkg/stepwell/gpu/fake_device.py": {"object behind ``handle``"},
+    "pyodide_pkg/stepwell/gpu/js_device.py": {"file behind a URL"},
+}
+"""File → the phrases in which "behind" is about place."""
+
+_BEGINS_WITH_OF = re.compile(r"(?:^|[.!?:]\s+|\n\s*\n\s*)Of\s")
+_SO_MANY = re.compile(r"\bso\s+many\b", re.IGNORECASE)
+_BEHIND = re.compile(r"\bbehind\b", re.IGNORECASE)
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _prose(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of every string and of every block of comments: docstrings, errors and all."""
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+    block: list[tuple[int, str]] = []
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        if token.type == tokenize.COMMENT:
+            if block and block[-1][0] != token.start[0] - 1:
+                yield block[0][0], " ".join(text for _, text in block)
+                block = []
+            block.append((token.start[0], token.string.lstrip("#: ")))
+    if block:
+        yield block[0][0], " ".join(text for _, text in block)
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _found(pattern: re.Pattern[str]) -> list[str]:
+    found = []
+    for path in FILES:
+        for line, text in _prose(path):
+            for phrase in ABOUT_PLACE.get(_name(path), ()):
+                text = text.replace(phrase, "")
+            if hit := pattern.search(text):
+                found.append(f"{_name(path)}:{line}: …{' '.join(text[hit.start() : hit.start() + 60].split())}…")
+    return found
+
+
+def test_no_sentence_begins_with_of() -> None:
+    assert _found(_BEGINS_WITH_OF) == []
+
+
+def test_quantities_have_names() -> None:
+    assert _found(_SO_MANY) == []
+
+
+def test_behind_is_a_place() -> None:
+    assert _found(_BEHIND) == []
+
+
+# ---- docstrings ------------------------------------------------------------------------------------------------------
+
+
+def _methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def _bases(node: ast.ClassDef) -> list[str]:
+    """The simple names of the base classes."""
+    bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+    return [
+        base.attr if isinstance(base, ast.Attribute) else base.id
+        for base in bases
+        if hasattr(base, "id") or hasattr(base, "attr")
+    ]
+
+
+CLASSES = {node.name: node for path in FILES for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef)}
+PROTOCOLS = [node for node in CLASSES.values() if "Protocol" in _bases(node)]
+
+
+def _inherited(node: ast.ClassDef) -> set[str]:
+    """The methods that ``node`` has from documented ones: those of its bases, and of the protocols it implements."""
+    own = {method.name for method in _methods(node)}
+    above = [CLASSES[name] for name in _bases(node) if name in CLASSES]
+    above += [found for found in PROTOCOLS if found is not node and {method.name for method in _methods(found)} <= own]
+    names = {method.name for found in above for method in _methods(found) if ast.get_docstring(method)}
+    return names.union(*(_inherited(found) for found in above))
+
+
+def _undocumented(path: Path) -> Iterator[str]:
+    tree = _tree(path)
+    if tree.body and not ast.get_docstring(tree):
+        yield f"{_name(path)}:1: the module"
+    for node in tree.body:
+        if not isinstance(node, Definition) or node.name.startswith("_"):
+            continue
+        if not ast.get_docstring(node):
+            yield f"{_name(path)}:{node.lineno}: {node.name}"
+        if isinstance(node, ast.ClassDef) and "Protocol" not in _bases(node):
+            inherited = _inherited(node)
+            for method in _methods(node):
+                setter = any(
+                    isinstance(mark, ast.Attribute) and mark.attr == "setter" for mark in method.decorator_list
+                )
+                if method.name.startswith("_") or method.name in inherited or setter:
+                    continue
+                if not ast.get_docstring(method):
+                    yield f"{_name(path)}:{method.lineno}: {node.name}.{method.name}"
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    assert [found for path in FILES for found in _undocumented(path)] == []
