@@ -1,4 +1,4 @@
-"""What one acquire and its release cost: a trace replayed and timed."""
+"""The cost of one acquire and its release: a trace replayed and timed."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from stepwell.memory.pool import BufferPool
 from stepwell.replay.traces import ACQUIRE, FLUSH, RELEASE, Event
 
 LIMITS = {"maxBufferSize": 1 << 36, "maxStorageBufferBindingSize": 1 << 36}
+"""Limits of the device: none that a trace could reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Cost:
 
 
 def measure(events: Sequence[Event], make: Callable[[], Policy], rounds: int) -> Cost:
-    """The fastest of ``rounds``, each with a fresh policy."""
+    """The cost of a policy from ``make`` on ``events``: the fastest of ``rounds``, each with a fresh policy."""
     pairs = sum(op == ACQUIRE for op, _, _ in events)
     if not pairs:
         raise BadTrace("the trace has no acquire: there is nothing to measure.")

@@ -12,7 +12,7 @@ from stepwell.errors import BadRequest, StepwellError
 from stepwell.memory.policies import POLICIES, PolicyEntry, make_policy
 from stepwell.memory.policies.base import Policy
 from stepwell.replay import what_if_cli
-from stepwell.replay.cli_input import add_span, budget_bytes, check_folder, read_events, spread
+from stepwell.replay.cli_input import add_span, budget_bytes, check_folder, map_in_processes, read_events
 from stepwell.replay.oracle import Clairvoyant
 from stepwell.replay.simulator import Replay, simulate
 from stepwell.replay.simulator_report import Figures, figures, kv_boundaries, table
@@ -22,7 +22,9 @@ from stepwell.replay.workloads import WORKLOADS
 ERAS = {"bucket-A": "A", "bucket-C": "C"}
 """``bucket`` is the pool of onnxruntime-web 1.26 to 1.29, era B; the eras before and after have names of their own."""
 CLAIRVOYANT = "clairvoyant"
+"""The name of the policy that knows the future."""
 BENCH_TOKENS = 64
+"""Tokens of a workload that ``bench`` replays by default."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,7 +96,7 @@ def _add_input(command: argparse.ArgumentParser, default_last: int | None = None
 
 
 def _policy_names(options: argparse.Namespace) -> list[str]:
-    """The policies to replay.  The clairvoyant one is no policy one could use: ``all`` shows it last."""
+    """The policies to replay; ``all`` shows the clairvoyant one last, because no program could use it."""
     known = [*POLICIES, *ERAS, CLAIRVOYANT]
     if options.policy == "all":
         if options.option:
@@ -120,7 +122,7 @@ def _make(name: str, options: argparse.Namespace) -> Policy:
 
 
 def _replay(options: argparse.Namespace, name: str) -> tuple[str, Figures, Replay, float]:
-    """One policy's figures and the seconds that they took."""
+    """The name, figures and replay of one policy, and the seconds that they took."""
     start = time.perf_counter()
     replay = simulate(read_events(options), _make(name, options), budget_bytes(options))
     boundaries = kv_boundaries() if options.workload in WORKLOADS and options.workload != "static" else []
@@ -131,7 +133,9 @@ def _simulate(options: argparse.Namespace) -> None:
     names = _policy_names(options)
     check_folder("--json", options.json)
     results = {}
-    for count, (name, found, replay, seconds) in enumerate(spread(partial(_replay, options), names, options.jobs), 1):
+    for count, (name, found, replay, seconds) in enumerate(
+        map_in_processes(partial(_replay, options), names, options.jobs), 1
+    ):
         sys.stderr.write(f"{count}/{len(names)}  {name}: {len(replay.tokens):,} tokens in {seconds:.1f} s\n")
         results[name] = (found, replay)
     results = {name: results[name] for name in names}

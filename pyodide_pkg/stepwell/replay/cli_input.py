@@ -1,4 +1,4 @@
-"""What the commands of ``python -m stepwell.replay`` share: events to replay, a budget, output files, processes."""
+"""Parts that the commands of ``python -m stepwell.replay`` share: events, a budget, output files, processes."""
 
 import argparse
 import os
@@ -18,14 +18,14 @@ R = TypeVar("R")
 
 
 def add_span(command: argparse.ArgumentParser, default_last: int | None = None) -> None:
-    """``--from`` and ``--to``, which cut a workload."""
+    """Add ``--from`` and ``--to``, which cut a workload; ``default_last`` is the default length in tokens, if any."""
     span = "" if default_last is None else f"; default: {default_last} tokens"
     command.add_argument("--from", dest="first", type=int, metavar="S", help="first position (static: first run)")
     command.add_argument("--to", dest="last", type=int, metavar="S", help=f"last position (static: last run){span}")
 
 
 def read_events(options: argparse.Namespace) -> Iterator[Event]:
-    """The events that the options name, from the beginning; each call reads them anew."""
+    """The events that ``options`` name, from the beginning; each call reads them anew.  Raises BadRequest, BadTrace."""
     name = options.workload
     if name in WORKLOADS:
         return workload_events(name, options.first, options.last)
@@ -40,6 +40,7 @@ def read_events(options: argparse.Namespace) -> Iterator[Event]:
 
 
 def budget_bytes(options: argparse.Namespace) -> int | None:
+    """The bytes of ``--budget``; None without one."""
     if options.budget is None:
         return None
     if not 0 < options.budget < float("inf"):
@@ -48,13 +49,13 @@ def budget_bytes(options: argparse.Namespace) -> int | None:
 
 
 def check_folder(option: str, path: Path | None) -> None:
-    """BadRequest, before the work is done, where a file could not be written after it."""
+    """Raise BadRequest, before the work is done, if the file ``path`` of ``option`` could not be written after it."""
     if path is not None and not path.parent.is_dir():
         raise BadRequest(f"{option} {path}: there is no folder {path.parent}.")
 
 
-def spread(function: Callable[[T], R], items: Sequence[T], jobs: int | None) -> Iterator[R]:
-    """``function`` of every item, as they are done, in processes of their own where there are several to use."""
+def map_in_processes(function: Callable[[T], R], items: Sequence[T], jobs: int | None) -> Iterator[R]:
+    """``function`` of every item, in the order in which they are done, in ``jobs`` processes (None: one per core)."""
     jobs = min(len(items), jobs or os.cpu_count() or 1)
     if jobs <= 1 or sys.platform == "emscripten":
         yield from map(function, items)

@@ -1,4 +1,4 @@
-"""What no policy can beat: the fewest creates for given size classes, and a policy that knows the future.
+"""The bound that no policy can beat: the fewest creates for given size classes, and a policy that knows the future.
 
 A buffer serves one lease at a time.  With classes that do not lend to each other and memory without limit, a class
 must create as many buffers as it has leases at once, at the most, and needs no more: leases are intervals, and the
@@ -19,11 +19,13 @@ from stepwell.memory.policies.base import Request
 from stepwell.replay.traces import ACQUIRE, RELEASE, Event
 
 NEVER = 1 << 62
+"""The time of a use that does not come."""
 SizeClass = Callable[[Request], int]
+"""A function from a request to the bytes that its class reserves."""
 
 
 def least_creates(events: Iterable[Event], size_class: SizeClass) -> int:
-    """The sum over the size classes of the most leases that are open at once."""
+    """The fewest creates for ``events``: the most leases open at once, summed over the size classes."""
     most: Counter[int] = Counter()
     now: Counter[int] = Counter()
     classes: dict[int, int] = {}
@@ -49,7 +51,7 @@ class _Future:
         self.free: list[int] = []  # the last released is at the end, and used first
 
     def next_use(self, now: int) -> int:
-        """When the least useful free buffer is needed: once as many leases are open as there are buffers."""
+        """The time at which the least useful free buffer is needed: as many leases are open then as buffers exist."""
         buffers = self.open + len(self.free)
         if buffers > len(self.rises):
             return NEVER
@@ -59,9 +61,9 @@ class _Future:
 
 
 class Clairvoyant:
-    """A policy for one trace: it has read all of ``events`` when the first of them is replayed.
+    """A policy for one trace: it reads all of ``events`` before the first of them is replayed.
 
-    Keeps a released buffer if it is needed again, and gives up under a budget the buffer that is needed last.
+    It keeps a released buffer if that is needed again, and under a budget gives up the buffer that is needed last.
     Free buffers are reused at once, the latest released first.
     """
 

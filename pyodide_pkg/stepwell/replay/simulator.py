@@ -1,13 +1,13 @@
-"""Replays a trace through a policy without a GPU, and says what that costs in buffers and in memory.
+"""Replays a trace through a policy without a GPU, and counts the cost in buffers and in memory.
 
 The simulator stands where the pool and the device would: it names buffers, checks what the policy hands out and gives
 up, and keeps the books.  Only the roles that the chosen policy serves take part (KV, activations, workspaces).
 
-*Reserved* bytes are those of leased and free buffers and of destroyed ones that the GPU may still be using: what was
+*Reserved* bytes are those of leased and free buffers, and of destroyed ones that the GPU may still be using: a buffer
 released since the last download counts until the next one, until the next run begins, or until a flush when nothing was
-recorded.  *Live* bytes are what the program asked for and has not released: their ratio includes the padding of the
-size classes.  A *token* is a run.  Buffers acquired before the first run are set-up: they count in totals and peaks,
-and in no token.
+recorded.  *Live* bytes are those that the program asked for and has not released: their ratio includes the padding of
+the size classes.  A *token* is a run.  Buffers acquired before the first run are set-up: they count in totals and
+peaks, and in no token.
 """
 
 from collections import Counter
@@ -21,11 +21,11 @@ from stepwell.memory.policies.base import Policy, Request
 from stepwell.replay.traces import ACQUIRE, FLUSH, RELEASE, Cause, Event
 
 WARM_UP_TOKENS = 2
-"""The first tokens fill the pool: the past's and the present's buffers.  They do not count as the worst token."""
+"""Tokens at the start that fill the pool with the past's and the present's buffers: none of them is the worst token."""
 
 
 class Token(NamedTuple):
-    """One run: its position S, what it created, and the most that was reserved and live in it."""
+    """One run: its ``position`` S, the buffers it created, and the most bytes reserved and live in it."""
 
     position: int
     creates: int
@@ -37,7 +37,7 @@ class Token(NamedTuple):
 
 @dataclass(slots=True)
 class Replay:
-    """What a policy did with a trace."""
+    """The figures of a policy on a trace."""
 
     tokens: list[Token]
     acquires: int
@@ -50,11 +50,12 @@ class Replay:
 
     @property
     def misses_over_oracle(self) -> float:
+        """Buffers created, over the fewest that the size classes allow."""
         return self.misses / self.oracle_misses if self.oracle_misses else 1.0
 
 
 def served(events: Iterable[Event]) -> Iterator[Event]:
-    """The events without the leases of roles that have a policy of their own, whichever one is chosen."""
+    """The ``events`` without the leases of roles that the chosen policy does not serve."""
     others: set[int] = set()
     for event in events:
         op, value, request = event
@@ -143,7 +144,7 @@ class _Pool:
         self._destroy(self._policy.begin_run(), "window")
 
     def start_token(self) -> None:
-        """Peaks are those of the token that starts."""
+        """Begin the peaks of the token that starts."""
         self.peak_reserved_bytes, self.peak_live_bytes = self.reserved_bytes, self._live_bytes
 
     def oracle_misses(self) -> int:
@@ -164,7 +165,7 @@ class _Pool:
         return buffer_id
 
     def _meet_budget(self, limit: int) -> None:
-        """As the pool: what the GPU may still use makes room only later, so the policy is asked for others too."""
+        """Make room as the pool does: a buffer that the GPU may still use leaves later, so others are asked for too."""
         while self.reserved_bytes > limit:
             given_up = self._policy.reclaim(self.reserved_bytes - limit)
             self._destroy(given_up, "budget")
@@ -184,7 +185,7 @@ class _Pool:
                 self.reserved_bytes -= size
 
     def _wait(self) -> None:
-        """The GPU is done: what was destroyed is really gone."""
+        """Note that the GPU is done: destroyed buffers are gone."""
         self.reserved_bytes -= self._dying_bytes
         self._dying_bytes = 0
         self._used.clear()
@@ -192,9 +193,10 @@ class _Pool:
 
 
 class Simulation:
-    """A replay that is under way: feed it the events, in as many pieces as they come in, then take the result.
+    """A replay that is under way: feed it the events, in any number of pieces, then take the result.
 
-    Before a budget would be exceeded, the policy's ``reclaim`` is asked.
+    Before ``budget_bytes`` would be exceeded, ``reclaim`` of ``policy`` is asked.  Raises BadRequest for a budget of
+    nothing, and PolicyError when the policy breaks its contract.
     """
 
     def __init__(self, policy: Policy, budget_bytes: int | None = None) -> None:
@@ -207,6 +209,7 @@ class Simulation:
         self._before = (0, 0, 0)
 
     def feed(self, events: Iterable[Event]) -> None:
+        """Replay ``events``, which follow those before."""
         pool = self._pool
         for op, value, request in events:
             if op == ACQUIRE:
@@ -223,7 +226,7 @@ class Simulation:
                 self._before = (pool.creates, pool.kv_creates, pool.created_bytes)
 
     def result(self) -> Replay:
-        """What came of it.  No more events are fed afterwards."""
+        """The figures, once no more events come."""
         self._end_token()
         pool = self._pool
         return Replay(
@@ -247,7 +250,7 @@ class Simulation:
 
 
 def simulate(events: Iterable[Event], policy: Policy, budget_bytes: int | None = None) -> Replay:
-    """Replay all ``events`` through a fresh ``policy``."""
+    """The figures of a fresh ``policy`` on all ``events``."""
     simulation = Simulation(policy, budget_bytes)
     simulation.feed(events)
     return simulation.result()

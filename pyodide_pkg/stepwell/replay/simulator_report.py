@@ -1,4 +1,4 @@
-"""What a replay comes to: the figures per policy, as JSON and as a table."""
+"""The figures of a replay per policy, as JSON and as a table."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypedDict
@@ -16,9 +16,10 @@ RangeFigures = TypedDict("RangeFigures", {"from": int, "to": int, "creates_per_t
 
 
 class Figures(TypedDict):
-    """One policy.  Averages are over all tokens; the two worst tokens leave the first two out, which fill the pool.
+    """The figures of one policy.
 
-    ``peak_over_live``: the largest reserved over the largest live bytes.  ``mean_*``: over the tokens' largest.
+    Averages are over all tokens; the worst token is not one of the first two, which fill the pool.  ``peak_over_live``:
+    the largest reserved over the largest live bytes.  ``mean_*``: means over the tokens of the largest in each.
     """
 
     creates_per_token: float
@@ -35,7 +36,7 @@ class Figures(TypedDict):
 
 
 def figures(replay: Replay, boundaries: Sequence[int]) -> Figures:
-    """The figures of a replay; ``ranges`` are cut after each S in ``boundaries``.  BadTrace if no run was replayed."""
+    """The figures of ``replay``; ``ranges`` are cut after each S in ``boundaries``.  Raises BadTrace without a run."""
     tokens = replay.tokens
     if not tokens:
         raise BadTrace("the trace has no run: record at least one begin_run.")
@@ -58,12 +59,12 @@ def figures(replay: Replay, boundaries: Sequence[int]) -> Figures:
 
 
 def kv_boundaries() -> list[int]:
-    """The largest S of each of ONNX Runtime's size classes from 1 MiB: where ``bucket`` changes its step."""
+    """The largest S of each of ONNX Runtime's size classes from 1 MiB on, where ``bucket`` changes its step."""
     return [size // POSITION_BYTES for size in sorted(ORT_LIMITS) if size >= MIB]
 
 
 def _ranges(tokens: Iterable[Token], boundaries: Sequence[int]) -> Iterable[RangeFigures]:
-    """Creates per token between the boundaries, where there are tokens; the ends are those of the tokens seen."""
+    """Creates per token between ``boundaries``, where there are ``tokens``; the ends are those of the tokens seen."""
     found: dict[int, list[Token]] = {}
     for token in tokens:
         index = sum(boundary < token.position for boundary in boundaries)
@@ -93,7 +94,7 @@ _COLUMNS: Mapping[str, Callable[[Figures, Replay], str]] = {
 
 
 def table(results: Mapping[str, tuple[Figures, Replay]]) -> str:
-    """The figures of several policies, one a line, and below them what a line cannot hold."""
+    """The figures of several policies, a line each; below them the figures that do not fit on a line."""
     rows = [["policy", *_COLUMNS]]
     rows += [[name, *(cell(found, replay) for cell in _COLUMNS.values())] for name, (found, replay) in results.items()]
     ranges = [(f"{row['from']:,}-{row['to']:,}", index) for index, row in enumerate(_first(results)["ranges"])]

@@ -1,14 +1,15 @@
-"""What a recorded trace would have cost under every policy, and which setting to take: plain data, nothing is printed.
+"""The cost of a recorded trace under every policy, and the setting to take: plain data, nothing is printed.
 
 A *setting* is a policy with some of its options.  Each is replayed by the simulator, without a GPU.  Creates and MiB
 per token are those of ``simulate``, over all tokens.  Times leave out the first two, which fill the pool under any
 policy, and are estimates: a cost per create, and one per MiB of it.
 
-*Which setting.*  Of those that save nearly all that can be saved, those that reserve hardly more than the least; of
-them the fastest, or its policy's defaults where they are as good: a saving that no one would notice is none.
+*Which setting.*  Settings that save nearly all that can be saved are candidates; those that reserve hardly more than
+the least of them stay; the fastest of these is taken, or its policy's defaults where they are as good.  A saving that
+no one would notice counts as none.
 
-*Attached.*  A trace of a runtime that was watched has ``attach`` in its metadata: what is compared is no pool with one
-under it (``attached.py``).
+*Attached.*  A trace of a runtime that was watched has ``attach`` in its metadata: it compares no pool with a pool under
+the runtime (``attached.py``).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,16 +37,22 @@ from stepwell.replay.what_if_words import sentence
 __all__ = ["CREATE_US", "CREATE_US_PER_MIB", "Costs", "Setting", "recorded_costs", "recorded_setting", "settings"]
 
 MIB = 1 << 20
-WORTH_MS = 0.1  # saved per token: less is nothing
-NEARLY_ALL = 0.95  # of the most that can be saved
-HARDLY_MORE = 1.08  # times the least memory
+"""Bytes in a mebibyte."""
+WORTH_MS = 0.1
+"""Milliseconds per token that are worth saving."""
+NEARLY_ALL = 0.95
+"""The part of the largest saving that counts as nearly all of it."""
+HARDLY_MORE = 1.08
+"""Memory over the least memory that counts as hardly more."""
 SERIES_POINTS = 240
+"""The most points that a chart shows."""
 
 
 class WhatIf(TypedDict):
-    """The whole answer.  ``recommended`` is the label of a row of ``settings``, or None: nothing to gain.
+    """The whole answer.
 
-    ``code``: the line that attaches the recommended pool, if the trace is of a runtime that was watched.
+    ``recommended`` is the label of a row of ``settings``, or None: nothing to gain.  ``code``: the line that attaches
+    the recommended pool, if the trace is of a runtime that was watched.
     """
 
     unit: str
@@ -64,9 +71,10 @@ class WhatIf(TypedDict):
 
 
 def survey(events: Iterable[Event], metadata: Mapping[str, object] | None = None) -> Survey:
-    """Reads a trace once.  A run with KV tensors is a token, and so is one of a runtime that was watched.
+    """Read a trace once, from its ``events`` and its ``metadata``.
 
-    BadTrace where there is nothing to compare.
+    A run with KV tensors is a token, and so is a run of a runtime that was watched.  Raises BadTrace for a trace with
+    nothing to compare.
     """
     attached = is_attached(metadata or {})
     runs = acquires = 0
@@ -90,7 +98,7 @@ def survey(events: Iterable[Event], metadata: Mapping[str, object] | None = None
 
 
 class Trial:
-    """The replay of a trace through one setting: feed it the events, in as many pieces as they come in."""
+    """The replay of a trace through one setting: feed it the events, in any number of pieces, then take the outcome."""
 
     def __init__(self, setting: Setting, costs: Costs, unit: str, budget_bytes: int | None = None) -> None:
         self._setting, self._costs, self._unit = setting, costs, unit
@@ -98,10 +106,11 @@ class Trial:
         self._simulation = Simulation(self._policy, budget_bytes)
 
     def feed(self, events: Iterable[Event]) -> None:
+        """Replay ``events``, which follow those before."""
         self._simulation.feed(events)
 
     def outcome(self) -> Outcome:
-        """What the setting costs; ``saved_ms_per_token`` is not known yet, and 0."""
+        """The cost of the setting; ``saved_ms_per_token`` is 0 until ``compare`` knows the baseline's."""
         replay, setting, costs = self._simulation.result(), self._setting, self._costs
         found = figures(replay, [])
         steady = replay.tokens[WARM_UP_TOKENS:] or replay.tokens
@@ -126,7 +135,7 @@ class Trial:
 def try_setting(
     events: Iterable[Event], setting: Setting, costs: Costs, unit: str, budget_bytes: int | None = None
 ) -> Outcome:
-    """Replay all ``events`` through one setting."""
+    """The outcome of replaying all ``events`` through ``setting``."""
     trial = Trial(setting, costs, unit, budget_bytes)
     trial.feed(events)
     return trial.outcome()
@@ -140,7 +149,7 @@ def compare(
     costs: Costs,
     budget_bytes: int | None = None,
 ) -> WhatIf:
-    """The answer, from the outcomes of the settings (in their order) and that of the baseline, which has no budget."""
+    """The answer, from the ``outcomes`` of the settings, in order, and of the ``baseline``, which has no budget."""
     for outcome in outcomes:
         outcome["saved_ms_per_token"] = baseline["ms_per_token"] - outcome["ms_per_token"]
     kept = [outcome for outcome in outcomes if budget_bytes is None or outcome["peak_bytes"] <= budget_bytes]
@@ -163,7 +172,7 @@ def compare(
 
 
 def _best(outcomes: Sequence[Outcome], baseline: Outcome) -> Outcome | None:
-    """None where no setting saves what is worth it, or the baseline is the one to choose."""
+    """The outcome to recommend; None where no setting saves enough, or the baseline is the one to choose."""
     most = max((outcome["saved_ms_per_token"] for outcome in outcomes), default=0.0)
     if most < WORTH_MS:
         return None
@@ -178,7 +187,7 @@ def _best(outcomes: Sequence[Outcome], baseline: Outcome) -> Outcome | None:
 
 
 def _series(tokens: Sequence[Token], first: int) -> Iterator[tuple[int, float]]:
-    """``first``: the number of the first token.  So many points that a chart can show them."""
+    """Mean creates of successive tokens, at most SERIES_POINTS points; ``first`` is the number of the first token."""
     step = -(-len(tokens) // SERIES_POINTS)
     for start in range(0, len(tokens), step):
         part = tokens[start : start + step]

@@ -1,4 +1,4 @@
-"""Which size classes create buffers again and again under a policy, and why, in words.
+"""The size classes that create buffers again and again under a policy, and why, in words.
 
 A ``WatchedPolicy`` is replayed in the place of the policy it wraps: it decides nothing, and notes per size class and
 run how many buffers were asked for, how many had to be created, and which the policy gave up.
@@ -13,11 +13,14 @@ from stepwell.memory.class_stats import Eviction
 from stepwell.memory.policies.base import Policy, Request
 from stepwell.replay.simulator import WARM_UP_TOKENS
 
-HURTS_CREATES = 0.5  # created on average in a run that uses the class
-HURTS_SHARE = 0.01  # of the whole cost of the creates
+HURTS_CREATES = 0.5
+"""Creates, on average in a run that uses it, from which on a class hurts."""
+HURTS_SHARE = 0.01
+"""The share of the cost of all creates from which on a class hurts."""
 MOST_CLASSES = 6
-_BRIEF_RUNS = 4  # a class that so few runs asked for had no time to pay off
-_MANY_BRIEF = 4  # so many of them are no accident
+"""The most classes to name."""
+_BRIEF_RUNS = 4  # a class that no more runs asked for had no time to pay off
+_MANY_BRIEF = 4  # this many brief classes are no accident
 _AGAIN = {
     Eviction.WINDOW: "they are given up after a time without demand, and wanted again",
     Eviction.BUDGET: "the budget takes them back",
@@ -25,10 +28,10 @@ _AGAIN = {
 
 
 class ClassFigures(TypedDict):
-    """A size class (or several that share a cause), over the runs after the first two.
+    """A size class, or several that share a cause, over the runs after the first two.
 
-    ``wanted`` and ``created``: of the usual run among those that create in it, of which there are ``runs``.
-    ``kept``: the policy's limit (None: it has none).  ``ms``: spread over all runs.
+    ``runs``: the runs that create in it.  ``wanted`` and ``created``: buffers in the most usual of them.  ``kept``: the
+    policy's limit, None without one.  ``ms``: the cost per run, over all runs.
     """
 
     smallest_bytes: int
@@ -43,7 +46,7 @@ class ClassFigures(TypedDict):
 
 
 class _Use(NamedTuple):
-    """What one run asked of a class, and what had to be created for it."""
+    """The buffers that one run asked a class for, and those that had to be created."""
 
     run: int
     wanted: int
@@ -69,18 +72,18 @@ class _Class:
 
     @property
     def none_kept(self) -> bool:
-        """The policy gives every released buffer up: a class that is only new keeps none either."""
+        """Whether the policy gives every released buffer up, and not only because the class is new."""
         return self.kept == 0 and self.evicted[Eviction.LIMIT] > 0
 
     def steady(self, runs: int) -> list[_Use]:
-        """Without the first two runs, which fill the pool; all where there are no more."""
+        """The uses without the first two runs, which fill the pool; all of them if there are no more."""
         self.close()
         first = WARM_UP_TOKENS if runs > WARM_UP_TOKENS else 0
         return [use for use in self.uses if use.run > first]
 
 
 class WatchedPolicy:
-    """Passes every call on, and keeps count per size class and role."""
+    """Passes every call on to ``policy``, and counts per size class and role."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -131,7 +134,7 @@ class WatchedPolicy:
 
 
 def hurting(policy: WatchedPolicy, ms: Callable[[int, int], float], unit: str) -> list[ClassFigures]:
-    """The classes worth a sentence, the dearest first; ``ms(creates, bytes)`` is what creates cost, in milliseconds."""
+    """The classes worth a sentence, the dearest first; ``ms(creates, bytes)`` is the cost in milliseconds."""
     runs = policy.runs
     steady = max(1, runs - WARM_UP_TOKENS if runs > WARM_UP_TOKENS else runs)
     brief: dict[tuple[Role, bool], list[tuple[_Class, list[_Use]]]] = {}
@@ -149,7 +152,7 @@ def hurting(policy: WatchedPolicy, ms: Callable[[int, int], float], unit: str) -
         else:
             rows.append(_row([found], uses, cost, steady, unit))
     for members in brief.values():
-        # fewer were only entered, or left, when the trace ended or began
+        # a few brief classes are those that were in use when the trace began or ended
         if len(members) >= _MANY_BRIEF or any(found.none_kept for found, _ in members):
             uses = [use for _, some in members for use in some]
             cost = sum(_cost(found, some, ms) for found, some in members) / steady
@@ -164,7 +167,7 @@ def _cost(found: _Class, uses: Iterable[_Use], ms: Callable[[int, int], float]) 
 
 
 def _row(classes: Sequence[_Class], uses: Sequence[_Use], cost: float, steady: int, unit: str) -> ClassFigures:
-    """One class, or a group of classes that few runs asked for, whose uses are joined run by run."""
+    """The figures of one class, or of a group of brief classes, whose uses are joined run by run."""
     by_run: dict[int, tuple[int, int]] = {}
     for use in uses:
         wanted, created = by_run.get(use.run, (0, 0))
@@ -213,5 +216,5 @@ def _why(row: ClassFigures, count: int, none_kept: bool, evicted: Counter[Evicti
 
 
 def _extent(row: ClassFigures, steady: int, unit: str) -> str:
-    """In how many runs that is so, and what it costs, spread over all of them."""
+    """The number of runs in which that is so, and the cost over all runs, in words."""
     return f"(in {row['runs']:,} of {steady:,} {unit}s; {row['ms']:.2f} ms per {unit} over all)"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepwell.memory.buffer import mib
-from stepwell.replay.cli_input import MIB, add_span, budget_bytes, check_folder, read_events, spread
+from stepwell.replay.cli_input import MIB, add_span, budget_bytes, check_folder, map_in_processes, read_events
 from stepwell.replay.simulator_report import align
 from stepwell.replay.traces import read_metadata
 from stepwell.replay.what_if import (
@@ -59,6 +59,7 @@ out. The baseline has no budget.
 
 
 def add_command(commands: "Commands") -> None:
+    """Add ``what-if`` to the command line."""
     summary = "what a recorded trace would have cost under every policy, and which setting to take"
     command = commands.add_parser(
         "what-if",
@@ -80,7 +81,7 @@ def add_command(commands: "Commands") -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Replays every setting and prints the answer; BadTrace and BadRequest as they are found."""
+    """Replay every setting and print the answer.  Raises BadTrace and BadRequest."""
     check_folder("--json", options.json)
     check_folder("--html", options.html)
     budget = budget_bytes(options)
@@ -104,11 +105,11 @@ def run(options: argparse.Namespace) -> None:
 def _try_all(
     options: argparse.Namespace, costs: Costs, found: Survey, baseline: Setting, budget: int | None
 ) -> list[Outcome]:
-    """The baseline's outcome without a budget, and those of all settings in their order."""
+    """The outcome of the baseline without a budget, then those of all settings in their order."""
     tasks: list[_Task] = [(baseline, None), *((setting, budget) for setting in settings(found.attached))]
     outcomes: dict[int, Outcome] = {}
     for count, (index, outcome) in enumerate(
-        spread(partial(_try, options, costs, found.unit), list(enumerate(tasks)), options.jobs), 1
+        map_in_processes(partial(_try, options, costs, found.unit), list(enumerate(tasks)), options.jobs), 1
     ):
         sys.stderr.write(f"{count}/{len(tasks)}  {outcome['label']}\n")
         outcomes[index] = outcome
@@ -121,7 +122,7 @@ def _try(options: argparse.Namespace, costs: Costs, unit: str, numbered: tuple[i
 
 
 def text(answer: WhatIf) -> str:
-    """The recommendation, what it rests on, the table, and the classes that hurt under the baseline."""
+    """The answer as text: the recommendation, its assumptions, the table, and the classes that hurt the baseline."""
     baseline = answer["baseline"]
     parts = [answer["sentence"], _assumptions(answer)]
     if answer["settings"]:

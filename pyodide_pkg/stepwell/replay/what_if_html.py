@@ -25,7 +25,7 @@ class _Line(NamedTuple):
 
 
 def page(answer: WhatIf, name: str) -> str:
-    """``name``: of the trace, for the title."""
+    """The HTML text of ``answer``; ``name`` of the trace is in the title."""
     environment = Environment(
         loader=PackageLoader("stepwell.replay", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -69,6 +69,6 @@ def _chart(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _round_step(least: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is no less."""
+    """The smallest of 1, 2 and 5 times a power of ten that is at least ``least``."""
     power = 10.0 ** ceil(log10(least) - 1)
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * 0.9999)

@@ -1,4 +1,4 @@
-"""What a replay of a trace through one setting found, as plain data."""
+"""The outcome of replaying a trace through one setting, as plain data."""
 
 from typing import NamedTuple, TypedDict
 
@@ -6,7 +6,7 @@ from stepwell.replay.what_if_classes import ClassFigures
 
 
 class Survey(NamedTuple):
-    """What a trace is of: how many runs, and what one is called.  ``attached``: of a runtime that was watched."""
+    """A trace's ``runs``, and the ``unit`` that one is called; ``attached``: it is of a runtime that was watched."""
 
     runs: int
     unit: str
@@ -14,9 +14,9 @@ class Survey(NamedTuple):
 
 
 class Outcome(TypedDict):
-    """One setting.  ``steady``: without the first two tokens.
+    """The outcome of one setting; figures called ``steady`` leave the first two tokens out.
 
-    ``series``: the mean creates of successive tokens, with the number of the first of them (from 1).
+    ``series``: (number of a token, from 1; mean creates of it and those up to the next point).
     """
 
     label: str

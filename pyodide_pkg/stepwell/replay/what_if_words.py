@@ -14,7 +14,7 @@ def sentence(
     found: Survey,
     budget_bytes: int | None,
 ) -> str:
-    """Which setting to take instead of the baseline and what that saves, or that there is nothing to gain."""
+    """The recommendation: the setting to take instead of the baseline, and its saving, or that nothing is gained."""
     unit = found.unit
     who = "without a pool the runtime" if baseline["label"] == NO_POOL else baseline["label"]
     now = f"{who} creates {baseline['steady_creates_per_token']:.3g} buffers per {unit}"
@@ -35,7 +35,7 @@ def sentence(
 
 
 def _why_nothing(outcomes: Sequence[Outcome], baseline: Outcome, found: Survey) -> str:
-    """Many creates that no pool under a runtime can serve have sizes that do not come back."""
+    """The reason why no pool under a runtime helps, if it is sizes that do not come back; else ''."""
     least = min(outcome["steady_creates_per_token"] for outcome in outcomes)
     if not found.attached or least < 1 or least < 0.9 * baseline["steady_creates_per_token"]:
         return ""

@@ -7,8 +7,8 @@
 ``static``    an encoder with fixed shapes, the same in every run
 
 A decode step, as onnxruntime-web runs it: uploading the inputs flushes; each layer acquires six intermediates and its
-present K and V, gives the intermediates back and records 12 dispatches, of which 16 make a submit; the end of the run
-and the download of the logits flush; only then are the past K and V disposed of.
+present K and V, gives the intermediates back and records 12 dispatches; every 16 dispatches are submitted; the end of
+the run and the download of the logits flush; only then are the past K and V disposed of.
 Sources: microsoft/onnxruntime issue 32017 and its webgpu_context.cc; transformers.js past_key_values handling.
 """
 
@@ -21,25 +21,29 @@ from stepwell.memory.policies.base import Request
 from stepwell.replay.traces import ACQUIRE, FLUSH, NOTHING, RELEASE, RUN, Cause, Event
 
 DISPATCHES_PER_LAYER = 12
+"""Dispatches that a layer records."""
 DISPATCHES_PER_SUBMIT = 16
-POSITION_BYTES = 2048  # of one K or V tensor: 8 heads of 128 (kv64), 4 of 256 (kv16), f16
+"""Pending dispatches at which onnxruntime-web submits."""
+POSITION_BYTES = 2048
+"""Bytes per position of one K or V tensor: 8 heads of 128 (kv64), 4 of 256 (kv16), f16."""
 FIRST_POSITIONS, LAST_POSITIONS = 1024, 8192
 
 SAWTOOTH_CHATS = ((300, 800), (900, 1400), (3900, 4400), (600, 1100), (2300, 2800), (400, 900))
-"""Of each chat: the positions of its prompt, and those at its end."""
+"""The positions of each chat's prompt, and those at its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """What one step of a decode loop asks for."""
+    """The buffers that one step of a decode loop asks for."""
 
     layers: int
-    kv_every: int  # the layers that have K and V: every how many
-    hidden_bytes: int  # of one row of the smallest intermediate; the six are 1 to 6 times that
+    kv_every: int  # every kv_every-th layer has K and V
+    hidden_bytes: int  # bytes of a row of the smallest intermediate; the six have 1 to 6 times that
     upload: bool = True  # the inputs are uploaded, which flushes; False: everything stays on the GPU
 
     @property
     def kv_tensors(self) -> int:
+        """Tensors of K and V."""
         return 2 * (self.layers // self.kv_every)
 
 
@@ -58,14 +62,14 @@ class DecodeTrace:
         self._intermediates: dict[int, list[list[Request]]] = {}
 
     def set_past(self, positions: int) -> Iterator[Event]:
-        """The K and V that a loop starts from: one full set, before the first run."""
+        """Acquire the K and V that a loop starts from: one full set of ``positions``, before the first run."""
         requests = self._kv_requests(positions)
         self._past = list(range(self._next, self._next + len(requests)))
         self._next += len(requests)
         yield from ((ACQUIRE, lease, request) for lease, request in zip(self._past, requests, strict=True))
 
     def run(self, positions: int, rows: int = 1) -> Iterator[Event]:
-        """One run that ends with ``positions`` filled, ``rows`` of them new."""
+        """Run one step that ends with ``positions`` filled, ``rows`` of them new."""
         shape = self._shape
         yield (RUN, positions, NOTHING)
         if shape.upload:
@@ -97,7 +101,7 @@ class DecodeTrace:
         self._past = present
 
     def dispose(self) -> Iterator[Event]:
-        """The past K and V are given back."""
+        """Give the past K and V back."""
         for lease in self._past:
             yield (RELEASE, lease, NOTHING)
         self._past = []
@@ -107,7 +111,7 @@ class DecodeTrace:
         return [Request(nbytes, Role.KV, site) for site in range(self._shape.kv_tensors)]
 
     def _intermediate_requests(self, rows: int) -> list[list[Request]]:
-        """Of each layer six; a site is the ordinal of the acquire within the run."""
+        """The six intermediates of each layer; a site is the ordinal of the acquire within the run."""
         found = self._intermediates.get(rows)
         if found is None:
             row = self._shape.hidden_bytes
@@ -127,7 +131,7 @@ def growing(shape: DecodeShape, first: int, last: int) -> Iterator[Event]:
 
 
 def sawtooth(shape: DecodeShape, first: int, last: int) -> Iterator[Event]:
-    """Chats one after the other; those within ``first`` to ``last`` positions, and cut there."""
+    """Chats one after the other: the part of each within ``first`` to ``last`` positions."""
     trace = DecodeTrace(shape)
     for prompt, end in SAWTOOTH_CHATS:
         start, stop = max(prompt, first), min(end, last)
@@ -140,6 +144,7 @@ def sawtooth(shape: DecodeShape, first: int, last: int) -> Iterator[Event]:
 
 
 STATIC_RUNS = 8
+"""Runs of ``static`` by default."""
 _STATIC_LAYERS = 24
 _STATIC_ROWS = 1500  # an audio encoder's frames
 
@@ -147,8 +152,8 @@ _STATIC_ROWS = 1500  # an audio encoder's frames
 def static(first: int, last: int) -> Iterator[Event]:
     """Runs ``first`` to ``last`` of an encoder with fixed shapes; a run's outputs are disposed of after it.
 
-    A layer: a normalised copy, Q K V, scores, their product, the MLP's inner activation and the residual, which lives
-    until the next layer has added to it.  The head keeps one output per four layers until after the run.
+    A layer has a normalised copy, Q, K, V, scores, their product, the MLP's inner activation and the residual, which
+    lives until the next layer has added to it.  The head keeps one output per four layers until after the run.
     """
     hidden, inner, heads = 1280 * 4, 5120 * 4, 20
     layer_bytes = [
@@ -224,10 +229,14 @@ WORKLOADS: Mapping[str, Workload] = {
     ),
     "static": Workload("an encoder whose shapes are the same in every run", static, 1, STATIC_RUNS),
 }
+"""The workloads, by name."""
 
 
 def workload_events(name: str, first: int | None = None, last: int | None = None) -> Iterator[Event]:
-    """The events of a workload from S = ``first`` to S = ``last``; BadRequest for an unknown name or an empty range."""
+    """The events of the workload ``name`` from S = ``first`` to S = ``last``.
+
+    Raises BadRequest for an unknown name or an empty range.
+    """
     workload = WORKLOADS.get(name)
     if workload is None:
         raise BadRequest(f"workload {name!r}: there is none of that name. Choose one of {', '.join(WORKLOADS)}.")
