@@ -13,6 +13,7 @@ from stepwell.replay.traces import Event, read_trace
 from stepwell.replay.workloads import WORKLOADS, workload_events
 
 MIB = 1 << 20
+"""Bytes in a mebibyte."""
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -9,10 +9,11 @@ from stepwell.replay.simulator import WARM_UP_TOKENS, Replay, Token
 from stepwell.replay.workloads import POSITION_BYTES
 
 MIB, GIB = 1 << 20, 1 << 30
-
+"""Bytes in a mebibyte and in a gibibyte."""
 
 # ``from`` is a keyword, hence the functional form
 RangeFigures = TypedDict("RangeFigures", {"from": int, "to": int, "creates_per_token": float})
+"""The figures between two values of S."""
 
 
 class Figures(TypedDict):

@@ -27,6 +27,7 @@ DISPATCHES_PER_SUBMIT = 16
 POSITION_BYTES = 2048
 """Bytes per position of one K or V tensor: 8 heads of 128 (kv64), 4 of 256 (kv16), f16."""
 FIRST_POSITIONS, LAST_POSITIONS = 1024, 8192
+"""The positions that kv64 and kv16 cover by default."""
 
 SAWTOOTH_CHATS = ((300, 800), (900, 1400), (3900, 4400), (600, 1100), (2300, 2800), (400, 900))
 """The positions of each chat's prompt, and those at its end."""
@@ -49,6 +50,7 @@ class DecodeShape:
 
 PHI4_MINI = DecodeShape(layers=32, kv_every=1, hidden_bytes=6144)
 QWEN35_4B = DecodeShape(layers=32, kv_every=4, hidden_bytes=5120)
+"""The models of kv64 and sawtooth, and of kv16."""
 
 
 class DecodeTrace:

@@ -21,7 +21,6 @@ ABOUT_PLACE = {
 _BEGINS_WITH_OF = re.compile(r"(?:^|[.!?:]\s+|\n\s*\n\s*)Of\s")
 _SO_MANY = re.compile(r"\bso\s+many\b", re.IGNORECASE)
 _BEHIND = re.compile(r"\bbehind\b", re.IGNORECASE)
-Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
@@ -79,47 +78,73 @@ def _methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]
     return [item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
-def _bases(node: ast.ClassDef) -> list[str]:
+def _bases(node: ast.ClassDef) -> set[str]:
     """The simple names of the base classes."""
-    bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
-    return [
-        base.attr if isinstance(base, ast.Attribute) else base.id
-        for base in bases
-        if hasattr(base, "id") or hasattr(base, "attr")
-    ]
+    bases = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+    return {ast.unparse(base).rpartition(".")[2] for base in bases}
 
 
-CLASSES = {node.name: node for path in FILES for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef)}
-PROTOCOLS = [node for node in CLASSES.values() if "Protocol" in _bases(node)]
+def _members(node: ast.ClassDef) -> set[str]:
+    """The methods of a class, and the attributes that they assign."""
+    assigned = {
+        item.attr for item in ast.walk(node) if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store)
+    }
+    return assigned | {method.name for method in _methods(node)}
 
 
-def _inherited(node: ast.ClassDef) -> set[str]:
-    """The methods that ``node`` has from documented ones: those of its bases, and of the protocols it implements."""
-    own = {method.name for method in _methods(node)}
-    above = [CLASSES[name] for name in _bases(node) if name in CLASSES]
+CLASSES = [node for path in FILES for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef)]
+PROTOCOLS = [node for node in CLASSES if "Protocol" in _bases(node)]
+
+
+@cache
+def _documented(node: ast.ClassDef) -> frozenset[str]:
+    """The methods of ``node`` that have a docstring here, in a base class, or in a protocol that it implements."""
+    own, bases = _members(node), _bases(node)
+    above = [found for found in CLASSES if found.name in bases and found is not node]
     above += [found for found in PROTOCOLS if found is not node and {method.name for method in _methods(found)} <= own]
-    names = {method.name for found in above for method in _methods(found) if ast.get_docstring(method)}
-    return names.union(*(_inherited(found) for found in above))
+    return frozenset(method.name for method in _methods(node) if ast.get_docstring(method)).union(
+        *map(_documented, above)
+    )
+
+
+def _constants(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, name) of the public constants without a word on them.
+
+    A docstring after them or a comment above them speaks for all that follow each other without a blank line.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    groups: list[list[ast.stmt]] = []
+    for node in _tree(path).body:
+        if not groups or node.lineno > (groups[-1][-1].end_lineno or 0) + 1:
+            groups.append([])
+        groups[-1].append(node)
+    for group in groups:
+        if lines[group[0].lineno - 2].lstrip().startswith("#"):
+            continue
+        nameless: list[tuple[int, str]] = []
+        for node in group:
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                nameless = []
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and "#" not in lines[node.lineno - 1]:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [item.id for target in targets for item in ast.walk(target) if isinstance(item, ast.Name)]
+                nameless += [(node.lineno, name) for name in names if len(name) > 1 and name[0].isupper()]
+        yield from nameless
 
 
 def _undocumented(path: Path) -> Iterator[str]:
     tree = _tree(path)
+    yield from (f"{_name(path)}:{line}: {name}" for line, name in _constants(path))
     if tree.body and not ast.get_docstring(tree):
         yield f"{_name(path)}:1: the module"
     for node in tree.body:
-        if not isinstance(node, Definition) or node.name.startswith("_"):
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
             continue
         if not ast.get_docstring(node):
             yield f"{_name(path)}:{node.lineno}: {node.name}"
-        if isinstance(node, ast.ClassDef) and "Protocol" not in _bases(node):
-            inherited = _inherited(node)
+        if isinstance(node, ast.ClassDef):
             for method in _methods(node):
-                setter = any(
-                    isinstance(mark, ast.Attribute) and mark.attr == "setter" for mark in method.decorator_list
-                )
-                if method.name.startswith("_") or method.name in inherited or setter:
-                    continue
-                if not ast.get_docstring(method):
+                if not method.name.startswith("_") and method.name not in _documented(node):
                     yield f"{_name(path)}:{method.lineno}: {node.name}.{method.name}"
 
 
