@@ -24,11 +24,16 @@ from harness.arms.schedule import Arm, Schedule, Turn, read_arms
 from harness.site.process import Report
 
 SCHEMA = 1
+"""The version of the JSON."""
 WARM_UP = 4  # the fill, the two steps in which every pool makes its sets of tensors, and one to settle
 CONTROL, BARE = "static", "bare"
+"""The arm that ratios are to, and the one without a pool."""
 DEFAULT_ARMS = "bare,static,attached,attached:zero=never,record"
+"""The arms without ``--arms``."""
 TENSORS = (64, 16)
+"""The numbers of growing tensors that there are models for."""
 MeasuredStep = dict[str, Any]
+"""A step as the page measured it."""
 _BUDGET = "budget"
 _ATTACH = ("policy", "zero")
 
@@ -119,6 +124,7 @@ class RunningArm(Protocol):
 
 
 OpenArm = Callable[[dict[str, Any]], RunningArm]
+"""A function that opens a run, given the options of Arm.open()."""
 
 
 def parse_arms(text: str, budget_mib: int | None = None) -> tuple[Arm[Runtime], ...]:

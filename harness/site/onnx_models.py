@@ -19,8 +19,11 @@ import onnx
 from onnx import TensorProto, helper
 
 HEADS, HEAD_DIM = 8, 64
+"""Heads of K and V, and the values of one."""
 POSITION_BYTES = 4 * HEADS * HEAD_DIM
+"""Bytes per position of one tensor."""
 FOLDER = "models/onnx"
+"""The folder of the models in the site."""
 _OPSETS = (helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1))
 _IR_VERSION = 10  # of opset 21: no runtime that knows the one refuses the other
 
@@ -99,6 +102,7 @@ MODELS: Mapping[str, Model] = {
     "append": Model(16, appending),
     "gqa": Model(4, attention),
 }
+"""The models by name."""
 
 
 def _row_and_probe(probes: int | str) -> list[onnx.ValueInfoProto]:

@@ -113,6 +113,18 @@ def _constants(path: Path) -> Iterator[tuple[int, str]]:
     A docstring after them or a comment above them speaks for all that follow each other without a blank line.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
+
+    def told(node: ast.stmt) -> bool:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.value.func) == "TypeVar"
+        ):
+            return True
+        return "#" in lines[node.lineno - 1] or any(
+            isinstance(item, ast.keyword) and item.arg == "help" for item in ast.walk(node)
+        )
+
     groups: list[list[ast.stmt]] = []
     for node in _tree(path).body:
         if not groups or node.lineno > (groups[-1][-1].end_lineno or 0) + 1:
@@ -125,7 +137,7 @@ def _constants(path: Path) -> Iterator[tuple[int, str]]:
         for node in group:
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 nameless = []
-            elif isinstance(node, ast.Assign | ast.AnnAssign) and "#" not in lines[node.lineno - 1]:
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and not told(node):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 names = [item.id for target in targets for item in ast.walk(target) if isinstance(item, ast.Name)]
                 nameless += [(node.lineno, name) for name in names if len(name) > 1 and name[0].isupper()]
