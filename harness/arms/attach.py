@@ -25,11 +25,14 @@ from harness.site.process import Report
 from stepwell.replay.kv_shapes import KV_WORKLOADS
 
 SCHEMA = 1
+"""The version of the JSON."""
 WARM_UP = 4  # the fill, the two steps in which every pool makes its sets of tensors, and one to settle
 CONTROL, BARE = "static", "bare"
+"""The arm that ratios are to, and the one without a pool."""
 DEFAULT_ARMS = "bare,static,attached,attached:zero=never,record"
 TENSORS = tuple(shape.tensors for shape in KV_WORKLOADS.values())
 MeasuredStep = dict[str, Any]
+"""A step as the page measured it."""
 _BUDGET = "budget"
 _ATTACH = ("policy", "zero")
 
@@ -120,6 +123,7 @@ class RunningArm(Protocol):
 
 
 OpenArm = Callable[[dict[str, Any]], RunningArm]
+"""A function that opens a run, given the options of Arm.open()."""
 
 
 def parse_arms(text: str, budget_mib: int | None = None) -> tuple[Arm[Runtime], ...]:

@@ -14,14 +14,18 @@ from harness.arms.schedule import Arm, Schedule
 from harness.site.process import Report
 
 PAGE = Path(__file__).with_name("attach_cost.html")
+"""The page that measures."""
 BOOT_MS = 120_000
+"""Milliseconds that Pyodide may take to start."""
 STEPS = 30
+"""Steps per arm and round."""
 
 Keeping = tuple[str, str]
 """Who decides about a freed buffer (bare: nobody; js; python), and ``zero`` of attach."""
 
 _SETTINGS = (("bare", ""), ("js", "always"), ("js", "never"), ("python", "always"), ("python", "never"))
 ARMS = tuple(Arm(f"{decides} {zero}".strip(), (decides, zero)) for decides, zero in _SETTINGS)
+"""Every way of keeping a freed buffer."""
 
 
 @dataclass(frozen=True, slots=True)

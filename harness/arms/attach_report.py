@@ -12,6 +12,7 @@ from harness.arms.figures import ArmFigures, ArmRun, Ratio
 from harness.page.summary import size
 
 COLUMNS = ("from", "arm", "n", "median", "max", "creates", "most", "MiB", "÷ static", "÷ bare", "peak")
+"""The columns of the table."""
 
 
 def table(plan: Benchmark, runs: Sequence[ArmRun[RunResult]]) -> Table:

@@ -14,6 +14,7 @@ from harness.arms.schedule import Schedule
 from harness.page.summary import percentile, plain_table
 
 RESAMPLES = 4000
+"""Resamples of a bootstrapped interval."""
 Result = TypeVar("Result")
 
 

@@ -17,6 +17,7 @@ from harness.page.run import Interrupt
 from harness.site.build import Site
 
 STARTS = [2050, 4100]
+"""The positions at which runs start without ``--starts``."""
 
 
 @with_page_options(timeout=120.0)

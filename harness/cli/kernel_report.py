@@ -10,14 +10,18 @@ from harness.page.record import Record
 from harness.page.summary import adapter_name, kv_label, plain_table
 
 TITLE = "GPU time per kernel of one decode step"
+"""The title of the table."""
 CAPTION = (
     "n: launches per token; µs: of a launch, with the compute pass that it had to itself; net: without what an empty "
     "pass takes (an estimate); µs/tok: net, of all launches; MB: that a launch must read (weights; K and V); GB/s and "
     "share: of net time"
 )
+"""The meaning of the columns."""
 HEADER = ("node", "kernel", "matrix kxn", "n", "µs", "net", "µs/tok", "MB", "GB/s", "share")
+"""The columns."""
 LEFT = 3  # columns of text
 NONE = "-"
+"""The cell of a figure that cannot be told."""
 
 
 def cells(kernels: dict[str, Any]) -> list[list[str]]:

@@ -90,6 +90,7 @@ def find_browser(
 
 
 HOW_TO_GET_FONTS = "Install a font package: `apt-get install fonts-dejavu-core` on Debian and Ubuntu."
+"""Advice on getting fonts."""
 
 
 def how_to_get(system: str = sys.platform) -> str:

@@ -12,7 +12,9 @@ from jsonschema import Draft202012Validator
 from harness import RunError
 
 SCHEMA_FILE = Path(__file__).with_name("record.schema.json")
+"""The JSON schema of a record."""
 Record = dict[str, Any]
+"""A record of a run, as the page gives it."""
 _SHOWN = 5
 
 

@@ -14,7 +14,9 @@ from harness.page.browser import HOW_TO_GET_FONTS, find_browser, how_to_get
 from harness.site.process import Report
 
 APT = ("apt-get", "install", "-y", "--no-install-recommends", "chromium", "fonts-dejavu-core")
+"""The command that installs a browser and a font."""
 FONT_FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.fonts", "~/.local/share/fonts")
+"""The folders in which Linux has fonts."""
 
 
 def installed_browser() -> str | None:

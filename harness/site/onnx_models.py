@@ -24,6 +24,7 @@ from stepwell.replay.kv_shapes import KV_WORKLOADS, POSITION_BYTES
 HEADS = 8
 HEAD_DIM = POSITION_BYTES // (4 * HEADS)
 FOLDER = "models/onnx"
+"""The folder of the models in the site."""
 _OPSETS = (helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1))
 _IR_VERSION = 10  # of opset 21: no runtime that knows the one refuses the other
 
@@ -101,6 +102,7 @@ MODELS: Mapping[str, Model] = {
     "append": Model(16, appending),
     "gqa": Model(4, attention),
 }
+"""The models by name."""
 
 
 def files() -> dict[str, bytes]:

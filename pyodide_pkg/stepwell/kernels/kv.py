@@ -21,7 +21,9 @@ UNUSED = 0xFFFF_FFFF
 KV_TYPES: Mapping[str, int] = {"f32": 4, "f16": 2}
 """The types that K and V can be stored in, and the bytes of a number.  Kernels compute in f32 either way.
 
-f16 has 11 bits of precision; a value beyond 65,504 does not fit: WGSL leaves open what is stored, usually infinity.
+f16 takes half of all KV bytes: two numbers in a u32, by pack2x16float, which every device has.  It has 11 bits of
+precision, and a value beyond 65,504 does not fit: WGSL leaves open what is stored, usually infinity, and then the
+logits are NaN.
 """
 
 

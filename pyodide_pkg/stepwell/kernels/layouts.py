@@ -107,6 +107,7 @@ def _integers(bits: int, group: int = BLOCK, minimum: bool = False) -> MatrixLay
 
 
 F32, F16, BF16 = MatrixLayout("F32", 32), MatrixLayout("F16", 16), MatrixLayout("BF16", 16)
+"""The layouts of floats."""
 
 LAYOUTS: Mapping[str, MatrixLayout] = {
     layout.name: layout

@@ -1,9 +1,9 @@
 """The bind-group cache: a decode step binds the same buffers as the step before.
 
 Keys are exact tuples of a pipeline's handle, the buffers' handles in binding order (with offset and size where a part
-is bound) and the parameter slot, if any; parameter *values* are not in it.  Handles are never reused, not even by
+is bound) and the parameter slot, if any; parameter *values* are not in them.  Handles are never reused, not even by
 another device, so an entry of a destroyed buffer is unreachable and needs no invalidation, and several launchers can
-share one cache: what is dead leaves by least recent use.  The bound must exceed the launches of one step, or a cyclic
+share one cache: dead entries leave by least recent use.  The bound must exceed the launches of one step, or a cyclic
 scan misses every time.
 """
 
@@ -16,21 +16,23 @@ from stepwell.gpu.device import Binding, Device
 from stepwell.launch.counters import Counters
 
 DEFAULT_BIND_GROUPS = 2048
+"""Bind groups that a cache keeps by default."""
 Entries = tuple[int | Binding, ...]
-"""What a launch binds, in order: a buffer as a whole, or a part of one."""
+"""The buffers that a launch binds, in order, each as a whole (its handle) or in part."""
 
 
 def create_bind_group(device: Device, pipeline: int, buffers: Entries, slot: Binding | None) -> int:
-    """A bind group of ``buffers``, behind the parameter slot if the pipeline has one."""
+    """A bind group of ``pipeline``: the parameter ``slot`` first, if it has one, then ``buffers``."""
     entries = [entry if isinstance(entry, Binding) else Binding(entry) for entry in buffers]
     return device.create_bind_group(pipeline, entries if slot is None else [slot, *entries])
 
 
 class Owner(Protocol):
-    """Whose a group is: a launcher's context."""
+    """The owner of a group: a launcher's context."""
 
     @property
-    def device(self) -> Device: ...
+    def device(self) -> Device:
+        """The device of its groups."""
 
 
 class BindGroupCache:
@@ -51,7 +53,7 @@ class BindGroupCache:
     def get(
         self, owner: Owner, counters: Counters, pipeline: int, buffers: Entries, slot: Binding | None = None
     ) -> int:
-        """The bind group of these buffers for this pipeline."""
+        """The bind group of ``buffers`` for ``pipeline``, made if it is not there; ``counters`` say which."""
         key = (pipeline, buffers, slot)
         groups = self._groups
         entry = groups.pop(key, None)
@@ -67,7 +69,7 @@ class BindGroupCache:
         return entry[0]
 
     def expect(self, launches: int) -> None:
-        """Steps have so many launches: warn, once, when two of them do not fit."""
+        """Warn, once, if two steps of ``launches`` launches do not fit."""
         if 2 * launches > self.bound and not self._warned:
             self._warned = True
             warnings.warn(
@@ -78,12 +80,12 @@ class BindGroupCache:
             )
 
     def sweep(self) -> None:
-        """Destroy what was evicted.  Nothing recorded may be unsubmitted."""
+        """Destroy the evicted groups; all recorded work must have been submitted."""
         while self._evicted:
             self._destroy(*self._evicted.pop())
 
     def clear(self, owner: Owner | None = None) -> None:
-        """Destroy every group, or those of one owner.  Safe after a device was lost."""
+        """Destroy every group, or those of ``owner``.  Safe after a device was lost."""
         self.sweep()
         for key, (handle, whose) in list(self._groups.items()):
             if owner is None or whose is owner:

@@ -1,4 +1,4 @@
-"""Variants become pipelines: several at a time, each once, however many steps wait for it."""
+"""Compiles variants to pipelines: several at a time, each once, however many steps wait for it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from stepwell.step.recorder import Variant
 
 
 class Kernel(NamedTuple):
-    """A compiled variant: its pipeline, what that binds, and which of the step's scalars it reads (None: no block)."""
+    """A compiled variant: its pipeline, its layout, and the scalars of the step that it reads (None: no block)."""
 
     pipeline: int
     layout: Layout
@@ -19,7 +19,7 @@ class Kernel(NamedTuple):
 
 
 class Compiler:
-    """Puts what it compiled into ``kernels``.  ``immediates``: kernels read the step's numbers from immediates."""
+    """Compiles on ``device``, into ``kernels``; with ``immediates`` kernels read the step's scalars from immediates."""
 
     def __init__(self, device: Device, kernels: dict[Variant, Kernel], *, immediates: bool) -> None:
         self._device = device
@@ -42,7 +42,7 @@ class Compiler:
             if progress is not None:
                 progress(done, len(missing))
 
-        # a failure is raised after every build has settled, so that no task is left behind
+        # a failure is raised after every build has settled, so that no task is left over
         results = await asyncio.gather(*(build(variant) for variant in missing), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -59,6 +59,6 @@ class Compiler:
 
 
 def _retrieve(task: "asyncio.Task[None]") -> None:
-    """Whoever waited for a failed build may have been cancelled: it is nobody's unhandled error then."""
+    """Take the error of a failed build: every task that waited for it may have been cancelled."""
     if not task.cancelled():
         task.exception()

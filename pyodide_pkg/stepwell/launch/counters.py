@@ -1,4 +1,4 @@
-"""What issuing work cost, counted."""
+"""Counters of the work issued."""
 
 from dataclasses import dataclass, fields
 
@@ -26,18 +26,22 @@ class Counters:
     replayed: int = 0
 
     def add(self, other: "Counters") -> None:
+        """Add the counts of ``other``."""
         for name in COUNTERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def since(self, before: "Counters") -> "Counters":
-        """What was counted after ``before`` was copied."""
+        """The counts since ``before``, an earlier copy."""
         return Counters(*(getattr(self, name) - getattr(before, name) for name in COUNTERS))
 
     def as_dict(self) -> dict[str, int]:
+        """The counts by name."""
         return {name: getattr(self, name) for name in COUNTERS}
 
     def copy(self) -> "Counters":
+        """The counts of now."""
         return Counters(*(getattr(self, name) for name in COUNTERS))
 
 
 COUNTERS = tuple(field.name for field in fields(Counters))
+"""The names of the counts."""

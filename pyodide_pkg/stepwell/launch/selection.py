@@ -1,4 +1,4 @@
-"""Which kernels an adapter gets, and why it cannot get others."""
+"""Chooses the kernels of an adapter, and says why it cannot have others."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,12 +14,12 @@ def tuning_for(
     options: LaunchOptions | None = None,
     tilings: Mapping[ProductKey, Tiling] | None = None,
 ) -> Tuning:
-    """The kernels of an adapter, as far as ``options`` leave the choice to it; ``tilings`` were measured on it.
+    """The kernels for the adapter ``info``, as far as ``options`` leave the choice; ``tilings`` were measured on it.
 
     CPU adapters get few, fat threads and no barriers; GPUs get many threads, and decode steps of few launches.  On a
     CPU adapter a load costs as much as ten arithmetic operations, whatever its address, and a barrier costs more still;
-    a pipeline of 12 outputs per thread is where compile time starts to outgrow the gain.  Raises BadRequest for
-    what is to be on and cannot be, with the reason.
+    from 12 outputs per thread on compile time outgrows the gain.  Raises BadRequest, with the reason, for an option
+    that asks for what the adapter cannot have.
     """
     options = options or LaunchOptions()
     split = not info.is_software if options.kernels is Kernels.AUTO else options.kernels is Kernels.SPLIT
@@ -49,7 +49,7 @@ def tuning_for(
 
 
 def _is_on(switch: Switch, info: DeviceInfo) -> bool:
-    """``auto`` of what is for GPUs."""
+    """Whether ``switch`` is on, for a thing that ``auto`` gives to GPUs."""
     return not info.is_software if switch is Switch.AUTO else switch is Switch.ON
 
 
@@ -83,7 +83,7 @@ def _split() -> Tuning:
 
 
 def _for_decode(tuning: Tuning, info: DeviceInfo) -> Tuning:
-    """The workgroups of fused decode steps: a CPU adapter can stand small ones only."""
+    """``tuning`` with the workgroups of fused decode steps; a CPU adapter can only have small ones."""
     if info.is_software:
         return replace(
             tuning,

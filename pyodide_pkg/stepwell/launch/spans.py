@@ -1,4 +1,4 @@
-"""Spans of a run for Chrome's trace viewer (ui.perfetto.dev): what Python, JS and the GPU did when."""
+"""Spans of a run for Chrome's trace viewer (ui.perfetto.dev): the work of Python, JS and the GPU over time."""
 
 import json
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ _TRACKS = {"python": 1, "js": 2, "gpu": 3}
 
 
 class Entry(NamedTuple):
-    """A span on a track; milliseconds of ``clock.now_ms``."""
+    """A span on a track, in milliseconds of ``clock.now_ms``."""
 
     track: str
     name: str
@@ -21,16 +21,17 @@ class Entry(NamedTuple):
 
 
 class SpanLog:
-    """Collects spans; costs nothing where there is none."""
+    """Collects spans."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
 
     def add(self, track: str, name: str, start_ms: float, end_ms: float, **args: object) -> None:
+        """Add the span ``name`` to ``track``, with ``args`` to show beside it."""
         self.entries.append(Entry(track, name, start_ms, end_ms, args))
 
     def add_profile(self, profile: DeviceProfile) -> None:
-        """The device's spans; its clock is set by the moment at which the profile was taken.
+        """Add the device's spans; its clock is set by the moment at which ``profile`` was taken.
 
         Compute passes have durations only: they are laid end to end before that moment, on a track of their own.
         """

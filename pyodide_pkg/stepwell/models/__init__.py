@@ -11,7 +11,8 @@ the tables of ``rope.py``; LongRoPE's stretch is a constant of the kernels.  Whi
 sequence, as in transformers: the steps of a prompt go by its end, a decode step by its own, and a session that outgrows
 the original context reads all of it once more, because its cached keys have the other rotations.
 
-``synthetic.py`` has published shapes for random weights.
+``synthetic.py`` has published shapes for random weights.  ``tests/support/tiny_architectures.py`` has a tiny model of
+each kind; ``tests/data/architectures`` holds what transformers computes for them.
 """
 
 from stepwell.models.llama import DecoderModel

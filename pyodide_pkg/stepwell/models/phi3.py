@@ -16,6 +16,7 @@ from stepwell.models.config import DecoderConfig, Keys, common_values
 from stepwell.models.llama import DecoderModel
 
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+"""The tensors of LongRoPE's factors, for sequences up to the original context and for longer ones."""
 
 
 @dataclass(frozen=True, slots=True)

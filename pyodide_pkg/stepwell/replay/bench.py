@@ -12,6 +12,7 @@ from stepwell.memory.pool import BufferPool
 from stepwell.replay.traces import ACQUIRE, FLUSH, RELEASE, Event
 
 LIMITS = {"maxBufferSize": 1 << 36, "maxStorageBufferBindingSize": 1 << 36}
+"""Limits of the device: none that a trace could reach."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,9 @@ from stepwell.replay.workloads import WORKLOADS
 ERAS = {"bucket-A": "A", "bucket-C": "C"}
 """``bucket`` is the pool of onnxruntime-web 1.26 to 1.29, era B; the eras before and after have names of their own."""
 CLAIRVOYANT = "clairvoyant"
+"""The name of the policy that knows the future."""
 BENCH_TOKENS = 64
+"""Tokens of a workload that ``bench`` replays by default."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,7 +96,7 @@ def _add_input(command: argparse.ArgumentParser, default_last: int | None = None
 
 
 def _policy_names(options: argparse.Namespace) -> list[str]:
-    """The policies to replay.  The clairvoyant one is no policy one could use: ``all`` shows it last."""
+    """The policies to replay; ``all`` shows the clairvoyant one last, because no program could use it."""
     known = [*POLICIES, *ERAS, CLAIRVOYANT]
     if options.policy == "all":
         if options.option:

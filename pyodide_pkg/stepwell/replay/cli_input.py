@@ -1,4 +1,4 @@
-"""What the commands of ``python -m stepwell.replay`` share: events to replay, a budget, output files, processes."""
+"""Parts that the commands of ``python -m stepwell.replay`` share: events, a budget, output files, processes."""
 
 import argparse
 import os
@@ -13,6 +13,7 @@ from stepwell.replay.traces import Event, read_trace
 from stepwell.replay.workloads import WORKLOADS, workload_events
 
 MIB = 1 << 20
+"""Bytes in a mebibyte."""
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -50,7 +50,7 @@ class _Future:
         self.free: list[int] = []  # the last released is at the end, and used first
 
     def next_use(self, now: int) -> int:
-        """When the least useful free buffer is needed: once as many leases are open as there are buffers."""
+        """The time at which the least useful free buffer is needed: as many leases are open then as buffers exist."""
         buffers = self.open + len(self.free)
         if buffers > len(self.rises):
             return NEVER

@@ -3,11 +3,11 @@
 The simulator stands where the pool and the device would: it names buffers, checks what the policy hands out and gives
 up, and keeps the books.  Only the roles that the chosen policy serves take part (KV, activations, workspaces).
 
-*Reserved* bytes are those of leased and free buffers and of destroyed ones that the GPU may still be using: what was
+*Reserved* bytes are those of leased and free buffers, and of destroyed ones that the GPU may still be using: a buffer
 released since the last download counts until the next one, until the next run begins, or until a flush when nothing was
-recorded.  *Live* bytes are what the program asked for and has not released: their ratio includes the padding of the
-size classes.  A *token* is a run.  Buffers acquired before the first run are set-up: they count in totals and peaks,
-and in no token.
+recorded.  *Live* bytes are those that the program asked for and has not released: their ratio includes the padding of
+the size classes.  A *token* is a run.  Buffers acquired before the first run are set-up: they count in totals and
+peaks, and in no token.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from stepwell.memory.policies.base import Policy, Request
 from stepwell.replay.traces import ACQUIRE, FLUSH, RELEASE, Cause, Event
 
 WARM_UP_TOKENS = 2
-"""The first tokens fill the pool: the past's and the present's buffers.  They do not count as the worst token."""
+"""Tokens at the start that fill the pool with the past's and the present's buffers: none of them is the worst token."""
 
 
 class Token(NamedTuple):
@@ -144,7 +144,7 @@ class _Pool:
         self._destroy(self._policy.begin_run(), "window")
 
     def start_token(self) -> None:
-        """Peaks are those of the token that starts."""
+        """Begin the peaks of the token that starts."""
         self.peak_reserved_bytes, self.peak_live_bytes = self.reserved_bytes, self._live_bytes
 
     def oracle_misses(self) -> int:
@@ -165,7 +165,7 @@ class _Pool:
         return buffer_id
 
     def _meet_budget(self, limit: int) -> None:
-        """As the pool: what the GPU may still use makes room only later, so the policy is asked for others too."""
+        """Make room as the pool does: a buffer that the GPU may still use leaves later, so others are asked for too."""
         while self.reserved_bytes > limit:
             given_up = self._policy.reclaim(self.reserved_bytes - limit)
             self._destroy(given_up, "budget")
@@ -185,7 +185,7 @@ class _Pool:
                 self.reserved_bytes -= size
 
     def _wait(self) -> None:
-        """The GPU is done: what was destroyed is really gone."""
+        """Note that the GPU is done: destroyed buffers are gone."""
         self.reserved_bytes -= self._dying_bytes
         self._dying_bytes = 0
         self._used.clear()

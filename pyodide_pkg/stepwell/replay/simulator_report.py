@@ -9,16 +9,18 @@ from stepwell.replay.kv_shapes import POSITION_BYTES
 from stepwell.replay.simulator import WARM_UP_TOKENS, Replay, Token
 
 MIB, GIB = 1 << 20, 1 << 30
-
+"""Bytes in a mebibyte and in a gibibyte."""
 
 # ``from`` is a keyword, hence the functional form
 RangeFigures = TypedDict("RangeFigures", {"from": int, "to": int, "creates_per_token": float})
+"""The figures between two values of S."""
 
 
 class PolicyFigures(TypedDict):
     """The figures of one policy.  Averages are over all tokens; the two worst tokens leave out the first two.
 
-    ``peak_over_live``: the largest reserved over the largest live bytes.  ``mean_*``: over the tokens' largest.
+    Averages are over all tokens; the worst token is not one of the first two, which fill the pool.  ``peak_over_live``:
+    the largest reserved over the largest live bytes.  ``mean_*``: means over the tokens of the largest in each.
     """
 
     creates_per_token: float
@@ -58,12 +60,12 @@ def figures(replay: Replay, boundaries: Sequence[int]) -> PolicyFigures:
 
 
 def kv_boundaries() -> list[int]:
-    """The largest S of each of ONNX Runtime's size classes from 1 MiB: where ``bucket`` changes its step."""
+    """The largest S of each of ONNX Runtime's size classes from 1 MiB on, where ``bucket`` changes its step."""
     return [size // POSITION_BYTES for size in sorted(ORT_LIMITS) if size >= MIB]
 
 
 def _ranges(tokens: Iterable[Token], boundaries: Sequence[int]) -> Iterable[RangeFigures]:
-    """Creates per token between the boundaries, where there are tokens; the ends are those of the tokens seen."""
+    """Creates per token between ``boundaries``, where there are ``tokens``; the ends are those of the tokens seen."""
     found: dict[int, list[Token]] = {}
     for token in tokens:
         index = sum(boundary < token.position for boundary in boundaries)

@@ -36,16 +36,22 @@ from stepwell.replay.what_if_words import sentence
 __all__ = ["CREATE_US", "CREATE_US_PER_MIB", "Costs", "Setting", "recorded_costs", "recorded_setting", "settings"]
 
 MIB = 1 << 20
-WORTH_MS = 0.1  # saved per token: less is nothing
-NEARLY_ALL = 0.95  # of the most that can be saved
-HARDLY_MORE = 1.08  # times the least memory
+"""Bytes in a mebibyte."""
+WORTH_MS = 0.1
+"""Milliseconds per token that are worth saving."""
+NEARLY_ALL = 0.95
+"""The part of the largest saving that counts as nearly all of it."""
+HARDLY_MORE = 1.08
+"""Memory over the least memory that counts as hardly more."""
 SERIES_POINTS = 240
+"""The most points that a chart shows."""
 
 
 class WhatIf(TypedDict):
-    """The whole answer.  ``recommended`` is the label of a row of ``settings``, or None: nothing to gain.
+    """The whole answer.
 
-    ``code``: the line that attaches the recommended pool, if the trace is of a runtime that was watched.
+    ``recommended`` is the label of a row of ``settings``, or None: nothing to gain.  ``code``: the line that attaches
+    the recommended pool, if the trace is of a runtime that was watched.
     """
 
     unit: str

@@ -13,8 +13,10 @@ from stepwell.memory.class_stats import Eviction
 from stepwell.memory.policies.base import Policy, Request
 from stepwell.replay.simulator import WARM_UP_TOKENS
 
-HURTS_CREATES = 0.5  # created on average in a run that uses the class
-HURTS_SHARE = 0.01  # of the whole cost of the creates
+HURTS_CREATES = 0.5
+"""Creates, on average in a run that uses it, from which on a class hurts."""
+HURTS_SHARE = 0.01
+"""The share of the cost of all creates from which on a class hurts."""
 MOST_CLASSES = 6
 _BRIEF_RUNS = 4  # a class that was asked for in this many runs or fewer had no time to pay off
 _MANY_BRIEF = 4  # this many of them are no accident
@@ -25,7 +27,7 @@ _AGAIN = {
 
 
 class ClassFigures(TypedDict):
-    """A size class (or several that share a cause), over the runs after the first two.
+    """A size class, or several that share a cause, over the runs after the first two.
 
     ``runs``: the runs that create in it; ``wanted`` and ``created``: buffers in the usual one of these.
     ``kept``: the policy's limit (None: it has none).  ``ms``: spread over all runs.
@@ -69,11 +71,11 @@ class _Class:
 
     @property
     def none_kept(self) -> bool:
-        """The policy gives every released buffer up: a class that is only new keeps none either."""
+        """Whether the policy gives every released buffer up, and not only because the class is new."""
         return self.kept == 0 and self.evicted[Eviction.LIMIT] > 0
 
     def steady(self, runs: int) -> list[_Use]:
-        """Without the first two runs, which fill the pool; all where there are no more."""
+        """The uses without the first two runs, which fill the pool; all of them if there are no more."""
         self.close()
         first = WARM_UP_TOKENS if runs > WARM_UP_TOKENS else 0
         return [use for use in self.uses if use.run > first]
@@ -157,7 +159,7 @@ def hurting(policy: WatchedPolicy, ms: Callable[[int, int], float], unit: str) -
         else:
             rows.append(_row([found], uses, cost, steady, unit))
     for members in brief.values():
-        # fewer were only entered, or left, when the trace ended or began
+        # a few brief classes are those that were in use when the trace began or ended
         if len(members) >= _MANY_BRIEF or any(found.none_kept for found, _ in members):
             uses = [use for _, some in members for use in some]
             cost = sum(_cost(found, some, ms) for found, some in members) / steady
@@ -172,7 +174,7 @@ def _cost(found: _Class, uses: Iterable[_Use], ms: Callable[[int, int], float]) 
 
 
 def _row(classes: Sequence[_Class], uses: Sequence[_Use], cost: float, steady: int, unit: str) -> ClassFigures:
-    """One class, or a group of classes that few runs asked for, whose uses are joined run by run."""
+    """The figures of one class, or of a group of brief classes, whose uses are joined run by run."""
     by_run: dict[int, tuple[int, int]] = {}
     for use in uses:
         wanted, created = by_run.get(use.run, (0, 0))

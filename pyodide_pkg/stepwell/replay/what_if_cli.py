@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> None:
 def _try_all(
     options: argparse.Namespace, costs: Costs, found: Survey, baseline: Setting, budget: int | None
 ) -> list[Outcome]:
-    """The baseline's outcome without a budget, and those of all settings in their order."""
+    """The outcome of the baseline without a budget, then those of all settings in their order."""
     tasks: list[_Task] = [(baseline, None), *((setting, budget) for setting in settings(found.attached))]
     outcomes: dict[int, Outcome] = {}
     for count, (index, outcome) in enumerate(

@@ -16,7 +16,7 @@ class Survey(NamedTuple):
 class Outcome(TypedDict):
     """The costs of one setting.  ``steady``: without the first two tokens.
 
-    ``series``: the mean creates of successive tokens, with the number of the first of them (from 1).
+    ``series``: (number of a token, from 1; mean creates of it and those up to the next point).
     """
 
     label: str

@@ -23,8 +23,10 @@ from stepwell.replay.kv_shapes import KV_WORKLOADS, PHI4_MINI, POSITION_BYTES, D
 from stepwell.replay.traces import ACQUIRE, FLUSH, NOTHING, RELEASE, RUN, Cause, Event
 
 DISPATCHES_PER_LAYER = 12
+"""Dispatches that a layer records."""
 DISPATCHES_PER_SUBMIT = 16
 FIRST_POSITIONS, LAST_POSITIONS = 1024, 8192
+"""The positions that kv64 and kv16 cover by default."""
 
 SAWTOOTH_CHATS = ((300, 800), (900, 1400), (3900, 4400), (600, 1100), (2300, 2800), (400, 900))
 """The positions of each chat's prompt, and those at its end."""
@@ -123,6 +125,7 @@ def sawtooth(shape: DecodeShape, first: int, last: int) -> Iterator[Event]:
 
 
 STATIC_RUNS = 8
+"""Runs of ``static`` by default."""
 _STATIC_LAYERS = 24
 _STATIC_ROWS = 1500  # an audio encoder's frames
 
@@ -130,8 +133,8 @@ _STATIC_ROWS = 1500  # an audio encoder's frames
 def static(first: int, last: int) -> Iterator[Event]:
     """The events of runs ``first`` to ``last`` of an encoder with fixed shapes; its outputs are disposed of after it.
 
-    A layer: a normalised copy, Q K V, scores, their product, the MLP's inner activation and the residual, which lives
-    until the next layer has added to it.  The head keeps one output per four layers until after the run.
+    A layer has a normalised copy, Q, K, V, scores, their product, the MLP's inner activation and the residual, which
+    lives until the next layer has added to it.  The head keeps one output per four layers until after the run.
     """
     hidden, inner, heads = 1280 * 4, 5120 * 4, 20
     layer_bytes = [
@@ -204,10 +207,14 @@ WORKLOADS: Mapping[str, Workload] = {
     ),
     "static": Workload("an encoder whose shapes are the same in every run", static, 1, STATIC_RUNS),
 }
+"""The workloads, by name."""
 
 
 def workload_events(name: str, first: int | None = None, last: int | None = None) -> Iterator[Event]:
-    """The events of a workload from S = ``first`` to S = ``last``; BadRequest for an unknown name or an empty range."""
+    """The events of the workload ``name`` from S = ``first`` to S = ``last``.
+
+    Raises BadRequest for an unknown name or an empty range.
+    """
     workload = WORKLOADS.get(name)
     if workload is None:
         raise BadRequest(f"workload {name!r}: there is none of that name. Choose one of {', '.join(WORKLOADS)}.")

@@ -31,7 +31,9 @@ class ByLength(NamedTuple):
 
 
 Grid = tuple[int, int, int] | ByLength
+"""Workgroups in x, y and z."""
 Shape = tuple[int, ...]
+"""A shape class of a node."""
 
 
 class Variant(NamedTuple):
@@ -97,6 +99,7 @@ class Launch(NamedTuple):
 
 
 Command = Write | Copy | CopyPast | CopyOut | Launch
+"""A command of a step."""
 
 
 class Step(NamedTuple):

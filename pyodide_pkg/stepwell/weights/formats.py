@@ -35,6 +35,7 @@ class TensorFormat:
         return elements // self.block_size * self.block_bytes
 
 
+# the rows of the table
 F32 = TensorFormat("F32", 0, 1, 4)
 F16 = TensorFormat("F16", 1, 1, 2)
 Q4_0 = TensorFormat("Q4_0", 2, 32, 18)

@@ -313,7 +313,8 @@ spying = run_js("""(module) => {
 }""")
 
 async def main(args):
-    js_device._executor_module = spying(js_device._executor())
+    spied = spying(js_device.script())
+    js_device.script = lambda: spied
     sys.frontend = Frontend(emit, "{}", makeTokenizer)
     await sys.frontend.open()
     await sys.frontend.load_source('{"name": "tiny"}', BytesSource(base64.b64decode(args["model"]), "tiny"))
