@@ -15,7 +15,7 @@ import pytest
 from stepwell.decode.kv_modes import KV_MODES
 from stepwell.gpu.source import FileSource
 from stepwell.memory.policies import POLICIES
-from stepwell.models.config import LlamaConfig
+from stepwell.models.config import DecoderConfig
 from stepwell.weights.gguf import read_gguf
 from tests.browser.conftest import Lab, encode
 from tests.support.tiny_llama import reference_llama, write_tiny_llama
@@ -56,7 +56,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[int]]:
         file = threads.submit(asyncio.run, read_gguf(FileSource(path))).result()
     ids = list(PROMPT)
     for _ in range(FIRST):
-        ids.append(int(reference_llama(weights, LlamaConfig.from_gguf(file), ids)[-1].argmax()))
+        ids.append(int(reference_llama(weights, DecoderConfig.from_gguf(file), ids)[-1].argmax()))
     return path.read_bytes(), ids[len(PROMPT) :]
 
 
