@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import CACHE, DIST, ROOT, SetupError
-from harness.site import models, npm, onnx_models, wheels
+from harness.site import models, npm, wheels
 from harness.site.pins import MODELS, NPM, PYODIDE_VERSION, WHEELS
 from harness.site.process import Report
 from stepwell.attach.bundle import script
@@ -200,6 +200,8 @@ def _add_models(dist: Path, cache: Path, report: Report) -> list[dict[str, Any]]
 
 
 def _add_onnx_models(dist: Path) -> set[str]:
+    from harness.site import onnx_models  # half of what importing this module would take
+
     kept = set()
     for name, data in onnx_models.files().items():
         path = f"{onnx_models.FOLDER}/{name}"

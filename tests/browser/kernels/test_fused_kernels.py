@@ -35,6 +35,7 @@ from tests.browser.kernels.kernel_lab import (
 from tests.browser.kernels.test_kernels import assert_within, f32, finished, matrix_entry, packed, random_of
 from tests.reference import kernels as reference
 from tests.reference.kernels import U
+from tests.support.covering import FULL, cover
 
 pytestmark = pytest.mark.browser
 SHARES_A_PAGE = True
@@ -222,11 +223,14 @@ class Attention(NamedTuple):
 
 
 SLABS = (48, 16, 32, 144, 16, 16, 64)  # of a paged cache: more than a launch binds, tiles that end with their slab
+WINDOWS = (1, 50, 300)
+# a pipeline each: every tuning has one, every window two tunings
+WINDOWED = cover({"tuning": list(TUNINGS), "window": WINDOWS}, full=True)[:: 1 if FULL else 2]
 ATTENTIONS = [
     *(Attention(tuning, (4, 2, 16), length) for tuning in TUNINGS for length in (1, 31, 32, 33, 130)),
     *(Attention("subgroups", heads, 70) for heads in ((9, 3, 64), (8, 1, 32), (3, 3, 24))),
     *(Attention(tuning, (4, 2, 16), 100, top=80) for tuning in TUNINGS),
-    *(Attention(tuning, (4, 2, 16), 200, window=window) for tuning in TUNINGS for window in (1, 50, 300)),
+    *(Attention(tuning, (4, 2, 16), 200, window=window) for tuning, window in WINDOWED),
     Attention("integers", (8, 4, 16), 700),  # several tiles for each share
     Attention("integers", (8, 4, 16), 640),  # more shares than two teams read at once
     Attention("subgroups", (4, 2, 16), 640),

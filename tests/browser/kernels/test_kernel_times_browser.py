@@ -10,6 +10,7 @@ from stepwell.profiling.plain_read import LOADS, THREADS, UNIT_BYTES
 from tests.browser.conftest import Lab
 
 pytestmark = pytest.mark.browser
+SHARES_A_PAGE = True
 
 READ = """
 import base64

@@ -41,6 +41,7 @@ from tests.browser.kernels.kernel_lab import (
 )
 from tests.reference import kernels as reference
 from tests.reference.kernels import Array, U
+from tests.support.covering import cover
 
 pytestmark = pytest.mark.browser
 SHARES_A_PAGE = True
@@ -217,21 +218,35 @@ class Matmul(NamedTuple):
         return mixture_layout((self.format, self.beside or self.format))
 
 
-def matmuls(tuning: str) -> list[Matmul]:
-    """Few pipelines, many shapes: rows above one share a pipeline of tiles; each format has its own n and k."""
-    sizes = {"F32": (33, 160), "F16": (50, 32), "Q4_0": (50, 96), "Q4_1": (100, 160), "Q8_0": (33, 32)}
-    shapes = [Matmul(tuning, kind, rows, n, k) for kind, (n, k) in sizes.items() for rows in (1, 3, 5)]
-    others = {"BF16": (50, 32), "Q5_0": (33, 96), "Q5_1": (34, 160), "Q6_K": (33, 256)}
-    shapes += [Matmul(tuning, kind, rows, n, k) for kind, (n, k) in others.items() for rows in (1, 5)]
-    shapes += [Matmul(tuning, kind, 1, 33, 256) for kind in ("Q4_K", "Q5_K")]  # in the layouts of Q4_1 and Q5_1
-    mixtures = (("Q6_K", "Q4_K"), ("Q8_0", "Q5_1"), ("Q6_K", "Q8_0"), ("Q4_K", "Q8_0"))
-    shapes += [Matmul(tuning, kind, rows, 33, 256, beside=other) for kind, other in mixtures for rows in (1, 5)]
-    shapes += [Matmul(tuning, "Q4_1", rows, 96, 64) for rows in (1, 4)]  # whole workgroups only
-    shapes += [Matmul(tuning, "Q8_0", rows, 1, 544) for rows in (1, 4)]  # more blocks than `split` shares out evenly
-    shapes += [Matmul(tuning, "Q4_0", rows, 33, 32, "residual") for rows in (1, 5)]
-    shapes += [Matmul(tuning, kind, rows, 100, 96, "swiglu") for kind, rows in (("Q4_1", 1), ("Q4_1", 5), ("F16", 3))]
-    shapes += [Matmul(tuning, "Q6_K", 5, 34, 256, "swiglu")]
-    return shapes
+class Weights(NamedTuple):
+    format: str
+    n: int
+    k: int
+    mode: str = "plain"
+    beside: str = ""
+
+
+WEIGHTS = [
+    *(Weights("F32", 33, 160), Weights("F16", 50, 32), Weights("Q4_0", 50, 96), Weights("Q4_1", 100, 160)),
+    *(Weights("Q8_0", 33, 32), Weights("BF16", 50, 32), Weights("Q5_0", 33, 96), Weights("Q5_1", 34, 160)),
+    Weights("Q6_K", 33, 256),
+    *(Weights(kind, 33, 256) for kind in ("Q4_K", "Q5_K")),  # in the layouts of Q4_1 and Q5_1
+    *(Weights(kind, 33, 256, beside="Q8_0") for kind in ("Q6_K", "Q4_K")),
+    Weights("Q6_K", 33, 256, beside="Q4_K"),
+    Weights("Q8_0", 33, 256, beside="Q5_1"),
+    Weights("Q4_1", 96, 64),  # whole workgroups only
+    Weights("Q8_0", 1, 544),  # more blocks than `split` shares out evenly
+    Weights("Q4_0", 33, 32, "residual"),
+    *(Weights(kind, 100, 96, "swiglu") for kind in ("Q4_1", "F16")),
+    Weights("Q6_K", 34, 256, "swiglu"),
+]
+ROWS = {"one": (1,), "some": (3, 4, 5)}  # rows above one share a pipeline of tiles: a part of one, a whole one, both
+
+
+def matmuls() -> list[Matmul]:
+    """Every two of: an adapter's kernel, weights, one row or several.  The pipelines are what takes time."""
+    chosen = cover({"tuning": list(TUNINGS), "weights": WEIGHTS, "rows": list(ROWS)})
+    return [Matmul(tuning, weights[0], count, *weights[1:]) for tuning, weights, name in chosen for count in ROWS[name]]
 
 
 TILES = {
@@ -259,7 +274,7 @@ def tiles() -> list[Matmul]:
     return shapes
 
 
-MATMULS = [*(shape for tuning in TUNINGS for shape in matmuls(tuning)), *tiles()]
+MATMULS = [*matmuls(), *tiles()]
 
 
 def matmul_blocks(shape: Matmul) -> reference.Bytes:

@@ -15,6 +15,7 @@ from tests.browser.model.test_oracle import LOGIT_TOLERANCE
 from tests.support.tiny_architectures import STEPS, TINY_MODELS, reference_file
 
 pytestmark = pytest.mark.browser
+SHARES_A_PAGE = True
 
 PATHS = {"rows": {22, 23}, "one row": {14, 15}}  # launches of a decode step: argmax has one or two
 SOURCE = """
@@ -52,8 +53,10 @@ async def main(args):
 
         by_host = await generate("static", top_logits=args["best"])
         paged_kv.SHORT, paged_kv.PAGE = 60, 4  # as if these short sequences were long ones, with several slabs
-        by_gpu = await generate(args["kv"])
-        paged_kv.SHORT, paged_kv.PAGE = 1000, 16
+        try:
+            by_gpu = await generate(args["kv"])
+        finally:
+            paged_kv.SHORT, paged_kv.PAGE = 1000, 16
         return {
             "logits": [event.top_logits for event in by_host],
             "ids": [[event.id for event in events] for events in (by_host, by_gpu)],

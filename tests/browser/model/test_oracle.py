@@ -7,7 +7,6 @@ issue's; the largest difference is printed (``-rP`` shows it) and stands in docs
 import json
 import os
 from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from harness.site.build import Site
 from stepwell.decode.kv_modes import KV_MODES
 from stepwell.memory.policies import POLICIES
 from tests.browser.conftest import Lab
+from tests.support.covering import FULL, cover
 from tests.support.paths import DATA as DATA_FOLDER
 
 pytestmark = pytest.mark.browser
@@ -25,6 +25,7 @@ DATA = json.loads((DATA_FOLDER / "smollm2-oracle.json").read_text("utf-8"))
 PROMPTS: dict[str, Any] = DATA["prompts"]
 ASKED: dict[str, Any] = {**PROMPTS, "short": DATA["short"]}
 """``short`` has 5 tokens, for tests of what follows the prompt: to read one of 37 takes longer than 12 steps."""
+REAL = [("grow", "bucket"), ("donate", "adaptive")]
 MODES = {"free_run": {"ignore_eos": True}, "natural": {}, "ban_eog": {"ban_eos": True}}
 
 OPEN = """
@@ -99,7 +100,7 @@ def test_ids_and_logits(model: Lab, prompt: str, mode: str) -> None:
     """Each prompt and mode, KV modes in turn; logits of every step read back."""
     kv = "static" if prompt == "france" else "grow"
     # the story has no end within 64 tokens: what is done about ends changes nothing
-    tokens = 64 if prompt == "france" or mode == "free_run" else 16
+    tokens = 64 if mode == "free_run" else 16
     record = run(model, prompt, tokens=tokens, kv=kv, policy="adaptive", top_logits=8, **MODES[mode])
     worst = check(record, prompt, mode, tokens)
     natural_end = mode == "natural" and prompt == "france"
@@ -107,60 +108,14 @@ def test_ids_and_logits(model: Lab, prompt: str, mode: str) -> None:
     print(f"{prompt} {mode} {kv}: largest logit difference {worst:.2e}")
 
 
-@pytest.mark.parametrize(
-    ("kv", "policy"), [*product(("grow", "static"), POLICIES), *product(("donate", "paged"), ("adaptive", "bucket"))]
-)
-def test_same_ids_under_every_policy(model: Lab, kv: str, policy: str) -> None:
-    """64 ids chosen on the GPU, under each policy and KV mode; what the pool did is what the policy says.
+@pytest.mark.parametrize(("kv", "policy"), cover({"kv": KV_MODES, "policy": POLICIES}) if FULL else REAL)
+def test_ids_under_policies(model: Lab, kv: str, policy: str) -> None:
+    """64 ids chosen on the GPU: under ONNX Runtime's policy, and where tensors move to larger ones.
 
-    Fewer where every step asks the pool for the same: K and V that stay, or policies without size classes.
+    A policy chooses buffers and does no arithmetic: tests/browser/model/test_policies_browser.py has all of them.
     """
-    classless = policy in ("exact", "lazy_release", "disabled")
-    asked = 24 if policy != "adaptive" and (kv in ("static", "paged") or classless) else 64
-    record = run(model, "france", tokens=asked, kv=kv, policy=policy, ban_eos=True)
-    assert record["token_ids"] == PROMPTS["france"]["ban_eog"]["ids"][:asked]
-    tokens = record["tokens"]
-    assert len(tokens) == asked
-    recorded = {
-        i for i, token in enumerate(tokens) if token["refused"] == "recorded"
-    }  # these are done twice and compared
-    live = [token for i, token in enumerate(tokens[1:], 1) if i not in recorded]
-    software = record["environment"]["adapter"]["is_software"]
-    assert {token["launches"] for token in live} == {274 if software else 155}
-    assert {token["passes"] for token in live} == {1}
-    created = [token["buffers_created"] for token in tokens[3:]]
-    classes = [token["kv_class_bytes"] for token in tokens]
-    if kv == "donate":  # 37 positions, 64 with room, 96 with more: one growth in 64 tokens
-        assert max(token["copies"] for token in live) - 1 <= 8
-        return
-    if policy == "adaptive":
-        crossing = {i for i in range(1, asked) if classes[i] != classes[i - 1]} if kv == "grow" else set()
-        assert {count for i, count in enumerate(created, 3) if not (crossing & {i, i - 1, i - 2} or i in recorded)} == {
-            0
-        }
-    if policy == "bucket":
-        # 768 B x 38..100 positions: classes of 32, 64 and 128 KiB keep 50 of the 60 tensors
-        same = [i for i in range(3, asked) if len(set(classes[i - 2 : i + 1])) == 1 and i not in recorded]
-        steady = [created[i - 3] for i in same]
-        assert set(steady) == ({10} if kv == "grow" else {0})
-    if policy == "disabled":
-        assert min(created) >= (60 if kv == "grow" else 0)  # the other buffers of a decode step stay with the session
-    if kv in ("static", "paged"):  # of 101 positions, which one slab has
-        assert recorded == {1}
-        assert [token["replayed"] for token in tokens[2:]] == [1] * (asked - 2)
-
-
-def test_logits_under_every_policy(model: Lab) -> None:
-    """The first steps' stored logits under each policy, in two KV modes; under adaptive in all."""
-    worst = 0.0
-    for policy in POLICIES:
-        for kv in KV_MODES if policy == "adaptive" else ("grow", "static"):
-            record = run(model, "short", tokens=6, kv=kv, policy=policy, top_logits=8, ban_eos=True)
-            expected = ASKED["short"]["ban_eog"]
-            assert record["token_ids"] == expected["ids"][:6]
-            worst = max(worst, largest_difference(record, expected))
-            assert worst <= tolerance_of(record)
-    print(f"largest logit difference over policies and KV modes {worst:.2e}")
+    record = run(model, "france", tokens=64, kv=kv, policy=policy, ban_eos=True)
+    assert record["token_ids"] == PROMPTS["france"]["ban_eog"]["ids"][:64]
 
 
 def path(kernels: str, fused: bool, subgroups: bool, dot4: bool = False) -> tuple[dict[str, str], int]:
@@ -170,21 +125,29 @@ def path(kernels: str, fused: bool, subgroups: bool, dot4: bool = False) -> tupl
     return options, (5 if fused else 9) * 30 + 3 + parts  # layers, embedding, rotation or norm, output, choice
 
 
-PATHS = {
-    "quad": path("quad", fused=False, subgroups=False),
-    "quad, subgroups": path("quad", fused=False, subgroups=True),
-    "quad, fused": path("quad", fused=True, subgroups=False),
-    "quad, fused, subgroups": path("quad", fused=True, subgroups=True),
-    "quad, fused, subgroups, dot4": path("quad", fused=True, subgroups=True, dot4=True),
-    "split": path("split", fused=False, subgroups=False),
-    "split, fused": path("split", fused=True, subgroups=False),
-    "split, fused, subgroups": path("split", fused=True, subgroups=True),
-    "split, fused, subgroups, dot4": path("split", fused=True, subgroups=True, dot4=True),
-}
-"""The launch options, and the launches of a decode step that chooses its token."""
+def path_name(kernels: str, fused: bool, subgroups: bool, dot4: bool) -> str:
+    return ", ".join([kernels, *["fused"] * fused, *["subgroups"] * subgroups, *["dot4"] * dot4])
+
+
+def is_path(kernels: str, fused: bool, subgroups: bool, dot4: bool) -> bool:
+    return (not dot4 or (fused and subgroups)) and (fused or not subgroups or kernels == "quad")
+
+
+def quad_cases(*, full: bool) -> list[tuple[str, str]]:
+    """(path, KV mode): every two of a switch and a KV mode."""
+    choices = cover({"kernels": ["quad"], **SWITCHES, "kv": list(KV_MODES)}, lambda *, kv, **c: is_path(**c), full=full)
+    return [(path_name(*choice), kv) for *choice, kv in choices]
+
+
 HARDWARE = os.environ.get("STEPWELL_PROFILE") == "hardware"
-# a CPU is slow with split kernels: one KV mode there
-CASES = [(name, kv) for name in PATHS for kv in KV_MODES if HARDWARE or name.startswith("quad") or kv == "static"]
+SWITCHES: dict[str, list[Any]] = {"fused": [False, True], "subgroups": [False, True], "dot4": [False, True]}
+PATHS = {path_name(*c): path(*c) for c in cover({"kernels": ["quad", "split"], **SWITCHES}, is_path, full=True)}
+"""The launch options, and the launches of a decode step that chooses its token."""
+# a CPU is slow with split kernels: one KV mode there, and every switch off and on
+SPLIT = [name for name in PATHS if name.startswith("split")] if FULL else ["split", "split, fused, subgroups, dot4"]
+CASES = [*quad_cases(full=FULL), *((name, "static") for name in SPLIT)]
+if HARDWARE:
+    CASES = [(name, kv) for name in PATHS for kv in KV_MODES]
 
 
 @pytest.fixture(scope="module")
@@ -206,12 +169,12 @@ def options_of(name: str, lanes: int) -> dict[str, str]:
 
 @pytest.mark.parametrize(("name", "kv"), CASES)
 def test_every_kernel_path_in_every_kv_mode(model: Lab, lanes: int, name: str, kv: str) -> None:
-    """Steps of many rows are the same kernels in every KV mode, and in the fused paths of ``split``: once each.
+    """Every two of an adapter's kernels, a switch and a KV mode.
 
     Of steps of one row it takes four to see a plan recorded, compared and replayed.
     """
     options = options_of(name, lanes)
-    prompt = "france" if kv == "static" and (HARDWARE or name.startswith("quad") or name == "split") else "short"
+    prompt = "france" if kv == "static" and (HARDWARE or FULL or name.startswith("quad")) else "short"
     tokens = 3 if kv in ("grow", "donate") else 4
     record = run(model, prompt, tokens=tokens, kv=kv, ban_eos=True, top_logits=8, launch=options)
     expected = ASKED[prompt]["ban_eog"]

@@ -14,6 +14,7 @@ from tests.browser.conftest import Lab, encode
 from tests.support.tiny_llama import write_tiny_llama
 
 pytestmark = pytest.mark.browser
+SHARES_A_PAGE = True
 
 LENGTHS = random.Random(7).sample([1 + round(30.4 * i) for i in range(24)], 24)  # of 1, 31, 62, … 700
 TOKENS = 4

@@ -20,6 +20,7 @@ from stepwell.gpu.fake_objects import FakeBuffer
 from stepwell.launch.counters import COUNTERS
 from stepwell.launch.options import ABLATION, LaunchOptions
 from stepwell.memory.buffer import Role
+from tests.support.covering import covering
 from tests.support.decode_lab import (
     LAYERS,
     DecodeDevice,
@@ -36,6 +37,7 @@ __all__ = ["short_slabs", "templates_rendered_once"]  # fixtures for every test 
 PROMPT = [5, 6, 7]
 NEXT = [9, 8]
 DEPTHS = (0, 1, 2, 4)
+KV = tuple(KV_MODES)
 MAIN = ABLATION[0][1]
 
 
@@ -85,10 +87,7 @@ def assert_alone(session: DecodeSession) -> None:
 # ---- the same tokens ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kv", KV_MODES)
-@pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("replay", [True, False])
-@pytest.mark.parametrize("params", ["uniform_pool", "call_site", "immediates"])
+@covering(kv=KV, depth=DEPTHS, replay=(True, False), params=("uniform_pool", "call_site", "immediates"))
 def test_the_same_tokens_at_every_depth(
     model: Path, expected: Sequence[TokenEvent], kv: str, depth: int, replay: bool, params: str
 ) -> None:
@@ -165,9 +164,7 @@ def test_where_the_host_chooses_nothing_runs_ahead(model: Path) -> None:
 # ---- ends -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kv", KV_MODES)
-@pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("at", [0, 1, 3, 7])
+@covering(kv=KV, depth=DEPTHS, at=(0, 1, 3, 7))
 def test_an_end_of_generation_that_is_seen_late(
     model: Path, expected: Sequence[TokenEvent], kv: str, depth: int, at: int
 ) -> None:
@@ -190,9 +187,7 @@ def test_an_end_of_generation_that_is_seen_late(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("kv", KV_MODES)
-@pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("at", [0, 6])
+@covering(kv=KV, depth=DEPTHS, at=(0, 6))
 def test_cancel(model: Path, expected: Sequence[TokenEvent], kv: str, depth: int, at: int) -> None:
     async def run() -> None:
         lab = await DecodeLab(ahead(depth)).load(model)
@@ -213,9 +208,7 @@ def test_cancel(model: Path, expected: Sequence[TokenEvent], kv: str, depth: int
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("kv", KV_MODES)
-@pytest.mark.parametrize("count", [1, 2, 6])
+@covering(kv=KV, depth=DEPTHS, count=(1, 2, 6))
 def test_no_step_more_than_asked_for(model: Path, depth: int, kv: str, count: int) -> None:
     async def run() -> None:
         lab = await DecodeLab(ahead(depth, replay=False)).load(model)
@@ -230,9 +223,7 @@ def test_no_step_more_than_asked_for(model: Path, depth: int, kv: str, count: in
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("kv", KV_MODES)
-@pytest.mark.parametrize("context", [3, 4, 8])
+@covering(kv=KV, depth=DEPTHS, context=(3, 4, 8))
 def test_the_context_is_filled_and_no_more(
     model: Path, expected: Sequence[TokenEvent], depth: int, kv: str, context: int
 ) -> None:
@@ -254,10 +245,12 @@ def test_the_context_is_filled_and_no_more(
 # ---- consumers that leave -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kv", KV_MODES)
-@pytest.mark.parametrize("depth", [0, 1, 4])
-@pytest.mark.parametrize("how", ["aclosing", "dropped", "dropped, a turn later", "kept", "kept, closed in mid-flight"])
-@pytest.mark.parametrize("at", [0, 5])
+@covering(
+    kv=KV,
+    depth=(0, 1, 4),
+    how=("aclosing", "dropped", "dropped, a turn later", "kept", "kept, closed in mid-flight"),
+    at=(0, 5),
+)
 def test_a_consumer_that_breaks_out(model: Path, kv: str, depth: int, how: str, at: int) -> None:
     """However the iterator ends, or does not: the next generation goes on behind what was committed."""
 
@@ -454,9 +447,7 @@ def test_a_hard_budget_that_is_met_in_mid_decode(model: Path, expected: Sequence
 # ---- counters -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kv", KV_MODES)
-@pytest.mark.parametrize("depth", [0, 4])
-@pytest.mark.parametrize("arm", [name for name, _ in ABLATION])
+@covering(kv=KV, depth=(0, 4), arm=[name for name, _ in ABLATION])
 def test_the_tokens_counters_add_up_to_the_launchers(model: Path, kv: str, depth: int, arm: str) -> None:
     options = dict(ABLATION)[arm]
 

@@ -1,5 +1,6 @@
 """The GitHub workflows follow GitHub's schema, and zizmor finds nothing above low in them."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,8 @@ import pytest
 
 from tests.support.paths import ROOT
 
-WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+WORKFLOWS_FOLDER = ROOT / ".github" / "workflows"
+WORKFLOWS = sorted(WORKFLOWS_FOLDER.glob("*.yml"))
 
 
 def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -17,7 +19,7 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_there_are_workflows() -> None:
-    assert {path.stem for path in WORKFLOWS} >= {"ci", "browser", "pages"}
+    assert {path.stem for path in WORKFLOWS} == {"ci", "browser", "nightly", "pages"}
 
 
 def test_they_follow_the_published_schema() -> None:
@@ -44,4 +46,18 @@ def test_zizmor_would_find_something(tmp_path: Path) -> None:
 def test_actions_are_pinned_to_a_commit(path: Path) -> None:
     used = [line.split("uses:")[1].split("#")[0].strip() for line in path.read_text().splitlines() if "uses:" in line]
     assert used
-    assert [name for name in used if len(name.rpartition("@")[2]) != 40] == []
+    assert [name for name in used if not name.startswith("./") and len(name.rpartition("@")[2]) != 40] == []
+
+
+def test_every_folder_of_browser_tests_has_its_part() -> None:
+    folders = {path.parent.name for path in (ROOT / "tests" / "browser").glob("*/test_*.py")}
+    (parts,) = re.findall(r"part: \[(.*)\]", (WORKFLOWS_FOLDER / "browser.yml").read_text())
+    assert set(parts.split(", ")) == folders
+
+
+def test_the_site_is_published_after_all_else_has_passed() -> None:
+    text = (WORKFLOWS_FOLDER / "ci.yml").read_text()
+    jobs = re.findall(r"^  (\w+):$", text.partition("\njobs:\n")[2], re.MULTILINE)
+    (needed,) = re.findall(r"needs: \[(.*)\]", text)
+    assert [*needed.split(", "), "pages"] == jobs
+    assert "  workflow_call:" in (WORKFLOWS_FOLDER / "pages.yml").read_text()
