@@ -10,7 +10,7 @@ tokens (K: the largest lag of any arm), and the last K tokens of a run do not co
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import mean, median
 from typing import Any
@@ -59,7 +59,7 @@ class Ablation(Schedule[LaunchOptions]):
     def scenario(self, arm: Arm[LaunchOptions], *, digest: bool = False) -> Scenario:
         """A greedy run of ``arm`` that ends at the number of tokens alone."""
         launch = {name: str(value) for name, value in arm.settings.changes().items()}
-        return replace(self.base, tokens=self.steps, eos="ban", launch=launch, digest=digest)
+        return self.base.but(tokens=self.steps, ban_eos=True, launch=launch, digest=digest)
 
     def counted(self, record: Record) -> list[dict[str, Any]]:
         """The tokens of ``record`` that count."""

@@ -9,7 +9,6 @@ from rich.table import Table
 from harness.arms.ablate import MAIN, AblationResult, PerToken
 from harness.arms.figures import RESAMPLES
 from harness.page.record import Record
-from harness.page.scenario import KvType
 from harness.page.summary import adapter_name, is_software, plain_table
 from stepwell.launch.options import Params
 
@@ -161,7 +160,7 @@ def markdown(found: AblationResult) -> str:
 def command(found: AblationResult) -> str:
     """The command line that repeats ``found``, without the options that choose a browser."""
     plan = found.plan
-    kind = f" --kv-type {plan.base.kv_type}" if plan.base.kv_type is not KvType.F32 else ""
+    kind = f" --kv-type {plan.base.kv_type}" if plan.base.kv_type != "f32" else ""
     return (
         f"python -m harness ablate --model {plan.base.model} --tokens {plan.steps} --rounds {plan.rounds} "
         f"--kv {plan.base.kv}{kind} --policy {plan.base.policy} --warm-up {plan.skip}"
@@ -190,7 +189,7 @@ def _count(number: int, noun: str) -> str:
 
 def _kv(found: AblationResult) -> str:
     base = found.plan.base
-    return str(base.kv) if base.kv_type is KvType.F32 else f"{base.kv} {base.kv_type}"
+    return str(base.kv) if base.kv_type == "f32" else f"{base.kv} {base.kv_type}"
 
 
 def _model(found: AblationResult) -> str:

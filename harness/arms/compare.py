@@ -5,7 +5,7 @@ cache, with options of its own after a colon: ``adaptive``, ``adaptive:window=4`
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rich.table import Table
@@ -14,7 +14,7 @@ from harness.arms import figures
 from harness.arms.figures import ArmFigures, ArmRun
 from harness.arms.schedule import Arm, Schedule, Turn, read_arms
 from harness.page.record import Record
-from harness.page.scenario import Kv, Scenario
+from harness.page.scenario import Scenario
 from harness.page.summary import size
 from harness.site.process import Report
 
@@ -41,7 +41,7 @@ class Comparison(Schedule[Fields]):
 
     def scenario(self, turn: Turn[Fields]) -> Scenario:
         """The scenario of ``turn``.  SetupError where the arm's policy or options are refused."""
-        return replace(self.base, start=turn.start, tokens=self.steps, **turn.arm.settings)
+        return self.base.but(start=turn.start, tokens=self.steps, **turn.arm.settings)
 
     def run_of(self, turn: Turn[Fields], record: Record) -> ArmRun[Record]:
         """The part of ``record`` that is compared, as a run of ``turn``."""
@@ -55,7 +55,7 @@ def parse_arms(text: str) -> tuple[Arm[Fields], ...]:
     """The arms of ``--arms``, separated by commas; options are separated by semicolons."""
     arms = []
     for name, kind, options in read_arms(text):
-        kv, policy = (Kv.STATIC, "adaptive") if kind == CONTROL else (Kv.GROW, kind)
+        kv, policy = ("static", "adaptive") if kind == CONTROL else ("grow", kind)
         arms.append(Arm(name, {"kv": kv, "policy": policy, "policy_options": options}))
     return tuple(arms)
 

@@ -16,22 +16,17 @@ from harness.cli import attach as cli_attach
 from harness.cli import demo, report
 from harness.cli import page as cli_page
 from harness.cli.page import (
-    BudgetOption,
-    FromOption,
-    HardOption,
-    KvTypeOption,
     ModelOption,
     PageOptions,
-    PolicyOption,
     Printer,
-    RawOption,
     WithModel,
     console,
     with_page_options,
 )
+from harness.cli.run_options import Asked, takes_run_options, values_of
 from harness.page import record as records
 from harness.page import summary
-from harness.page.scenario import Kv, KvType, Scenario, kv_workload, read_ids, read_options, read_prompt
+from harness.page.scenario import Scenario, kv_workload, read_prompt
 from harness.page.setup import ensure_browser
 from harness.site.server import SiteServer
 
@@ -92,61 +87,13 @@ def serve(
 
 @app.command()
 @with_page_options()
+@takes_run_options()
 def run(
     model: ModelOption = "smollm2",
-    prompt: Annotated[str | None, typer.Option(help="The prompt.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="A UTF-8 file with the prompt, taken as it is.")] = None,
-    prompt_ids: Annotated[str | None, typer.Option(help="The prompt as token ids, taken as they are: 1,2,3.")] = None,
-    prompt_length: Annotated[
-        int | None, typer.Option(min=1, help="A prompt of so many pseudo-random ids, by the seed: to time long ones.")
-    ] = None,
-    raw: RawOption = False,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
-    policy: PolicyOption = "adaptive",
-    kv: Annotated[
-        Kv, typer.Option(help="Grow the KV cache by a new buffer per step, or allocate it once.")
-    ] = Kv.STATIC,
-    kv_type: KvTypeOption = KvType.F32,
-    ban_eos: Annotated[bool, typer.Option("--ban-eos", help="Never choose an end-of-sequence token.")] = False,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Treat end-of-sequence tokens like any other.")
-    ] = False,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy, chosen on the GPU.")] = 0.0,
-    top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="1: off.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
-    context: Annotated[int | None, typer.Option(min=1, help="KV positions; else as many as the run needs.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="A text that ends the answer; may be repeated.")] = None,
-    top_logits: Annotated[int, typer.Option(min=0, help="Largest logits to keep per token in the record.")] = 0,
-    workload: Annotated[
-        str | None, typer.Option(help="kv64 or kv16 in place of a model: growing tensors and nothing else.")
-    ] = None,
-    start: FromOption = None,
-    policy_option: Annotated[
-        list[str] | None, typer.Option(help="name=value of the policy's table; may be repeated.")
-    ] = None,
-    budget: BudgetOption = None,
-    hard: HardOption = False,
-    launch: Annotated[
-        list[str] | None, typer.Option(help="name=value of the launch options; an unknown name lists them.")
-    ] = None,
-    digest: Annotated[
-        bool, typer.Option("--digest", help="Keep a digest of every step's logits in the record.")
-    ] = False,
-    gpu_time: Annotated[
-        bool, typer.Option("--gpu-time", help="Time every pass on the GPU (needs timestamp-query).")
-    ] = False,
-    kernel_times: Annotated[
-        bool,
-        typer.Option("--kernel-times", help="After the run, a table of GPU time per kernel (needs timestamp-query)."),
-    ] = False,
     markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Where to write the table of --kernel-times for a document.")
     ] = None,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="Time the model's kernels on this adapter first, and remember the fastest.")
-    ] = False,
-    tune_ms: Annotated[int, typer.Option(min=1, help="How long that may take, in milliseconds.")] = 30_000,
     tuning: Annotated[
         Path, typer.Option("--tuning", help="Where what was tuned is kept, for all adapters and models.")
     ] = CACHE / "tuning.json",
@@ -154,64 +101,32 @@ def run(
         bool, typer.Option("--tuned/--no-tuned", help="Use what was tuned before on this adapter.")
     ] = True,
     json: Annotated[Path | None, typer.Option("--json", help="Where to write the run record.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", help="Where to write the run as a trace for ui.perfetto.dev.")
-    ] = None,
-    pool_trace: Annotated[
-        Path | None,
-        typer.Option("--pool-trace", help="Where to write what the run asked of the pool (.trace, .trace.gz)."),
-    ] = None,
     *,
+    asked: Asked,
     page: PageOptions,
 ) -> None:
     """Run one prompt through the real page in a browser, stream the answer, and write a record of every token.
 
     Ctrl-C presses the page's Stop button; what was measured until then is still written.
     """
-    if markdown and not kernel_times:
+    if markdown and not asked["kernel_times"]:
         raise SetupError("--markdown is for the table of --kernel-times: give both.")
-    if ban_eos and ignore_eos:
-        raise SetupError("--ban-eos and --ignore-eos exclude each other.")
-    workload = workload or kv_workload(model)
-    scenario = Scenario(
-        prompt=(prompt or "") if workload else read_prompt(prompt, prompt_file, prompt_ids, prompt_length),
-        model=model,
-        raw=raw,
-        tokens=tokens,
-        policy=policy,
-        kv=kv,
-        kv_type=kv_type,
-        eos="ban" if ban_eos else "ignore" if ignore_eos else "stop",
-        context=context,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=tuple(stop or ()),
-        top_logits=top_logits,
-        prompt_ids=read_ids(prompt_ids),
-        prompt_length=prompt_length,
-        workload=workload,
-        start=start,
-        policy_options=read_options(policy_option or []),
-        budget_mib=budget,
-        hard_budget=hard,
-        launch=read_options(launch or [], "--launch") | ({} if tuned else {"tuned": "false"}),
-        tune_ms=tune_ms if tune else None,
-        digest=digest,
-        gpu_time=gpu_time,
-        trace=trace is not None,
-        kernel_times=kernel_times,
-        pool_trace=pool_trace is not None,
-    )
+    options = values_of(asked)
+    if workload := options.get("workload") or kv_workload(model):
+        options["workload"] = workload
+    else:
+        options["prompt"] = read_prompt(asked["prompt"], prompt_file, asked["prompt_ids"], asked["prompt_length"])
+    if not tuned:
+        options["launch"] = {**options.get("launch", {}), "tuned": "false"}
+    scenario = Scenario(model=model, **options)
     pages = cli_page.open_page(page, scenario, tuning=tuning)
     with pages as (runner, status):
         record = runner.run(scenario, Printer(status), lambda text: status.update(escape(text)))
         cli_page.print_tuning(runner.tuned())
-        if tune:
+        if scenario.tune:
             cli_page.keep_tuning(runner, tuning)
-        spans = runner.trace() if trace else ""
-        asked = runner.pool_trace() if pool_trace else ""
+        trace = runner.trace() if scenario.trace else ""
+        pool_trace = runner.pool_trace() if scenario.pool_trace else ""
     cli_page.print_runs([record])
     for line in (summary.launch_line(record), *str(record["memory"].get("explanation", "")).splitlines()):
         console.print(f"[dim]·[/] {escape(line)}", highlight=False, soft_wrap=True)
@@ -221,9 +136,9 @@ def run(
         records.write(record, json)
         console.print(f"record: {json}", highlight=False, soft_wrap=True)
     if trace:
-        cli_page.write_text(trace, spans)
+        cli_page.write_text(asked["trace"], trace)
     if pool_trace:
-        cli_page.write_pool_trace(pool_trace, asked)
+        cli_page.write_pool_trace(asked["pool_trace"], pool_trace)
     if record["finish_reason"] == "cancelled":
         raise RunError("stopped before the run was complete", "Cancelled")
 

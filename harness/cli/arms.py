@@ -11,23 +11,20 @@ from harness.arms import ablate, ablate_report, attach_cost, compare
 from harness.cli import demo, report
 from harness.cli import page as cli_page
 from harness.cli.page import (
-    BudgetOption,
-    HardOption,
-    KvTypeOption,
     ModelOption,
     PageOptions,
-    PolicyOption,
-    RawOption,
     console,
     with_page_options,
 )
+from harness.cli.run_options import Asked, takes_run_options, values_of
 from harness.page import record as records
-from harness.page.scenario import Kv, KvType, Scenario
+from harness.page.scenario import Scenario
 
 RoundsOption = Annotated[int, typer.Option(min=1, help="How often each arm runs.")]
 
 
 @with_page_options()
+@takes_run_options("budget_mib", "hard_budget")
 def run_compare(
     workload: Annotated[str, typer.Option(help="kv64 or kv16.")] = "kv64",
     arms: Annotated[
@@ -39,16 +36,15 @@ def run_compare(
     tokens: Annotated[int, typer.Option(min=1, help="Steps per run.")] = 24,
     rounds: RoundsOption = 3,
     warm_up: Annotated[int, typer.Option(min=0, help="First steps of a run that do not count.")] = compare.WARM_UP,
-    budget: BudgetOption = None,
-    hard: HardOption = False,
     json: Annotated[Path | None, typer.Option("--json", help="Where to write figures and records.")] = None,
     *,
+    asked: Asked,
     page: PageOptions,
 ) -> None:
     """Run a workload's arms in turns in one browser; print medians and ratios to the static control."""
     plan = compare.Comparison(
         arms=compare.parse_arms(arms), rounds=rounds, steps=tokens, skip=warm_up, starts=tuple(start or [2036]),
-        base=Scenario(workload=workload, budget_mib=budget, hard_budget=hard),
+        base=Scenario(workload=workload, **values_of(asked)),
     )  # fmt: skip
     wanted = [plan.scenario(turn) for turn in plan]
     with cli_page.open_page(page, *wanted) as (runner, status):
@@ -68,15 +64,12 @@ def run_compare(
 
 
 @with_page_options()
+@takes_run_options("kv", "kv_type", "policy", "raw")
 def run_ablate(
     model: ModelOption = "smollm2",
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per run.")] = 64,
     rounds: RoundsOption = 5,
-    kv: Annotated[Kv, typer.Option(help="How the KV cache is kept.")] = Kv.STATIC,
-    kv_type: KvTypeOption = KvType.F32,
-    policy: PolicyOption = "adaptive",
     prompt: Annotated[str, typer.Option(help="The prompt.")] = demo.QUESTION,
-    raw: RawOption = False,
     warm_up: Annotated[int, typer.Option(min=1, help="First tokens of a run that do not count.")] = ablate.WARM_UP,
     arms: Annotated[
         str | None, typer.Option(help="Some of the arms, separated by commas; main always runs. Else all.")
@@ -84,6 +77,7 @@ def run_ablate(
     json: Annotated[Path | None, typer.Option("--json", help="Where to write the figures.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Where to write the table for people.")] = None,
     *,
+    asked: Asked,
     page: PageOptions,
 ) -> None:
     """Add one switch of the launch path after the other; print what each saves, and check that none changes a bit.
@@ -92,7 +86,7 @@ def run_ablate(
     [bold]--rounds[/] times in turns.
     """
     chosen = ablate.choose_arms(arms)
-    base = Scenario(prompt, model, raw=raw, kv=kv, kv_type=kv_type, policy=policy)
+    base = Scenario(prompt, model, **values_of(asked))
     plan = ablate.Ablation(arms=chosen, rounds=rounds, steps=tokens, skip=warm_up, base=base)
     wanted = [plan.scenario(arm) for arm in plan.arms]
     with cli_page.open_page(page, *wanted) as (runner, status):

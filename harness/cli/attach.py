@@ -10,7 +10,8 @@ from harness import RunError
 from harness.arms import attach, attach_report
 from harness.arms.attach_page import ArmPages
 from harness.cli import page as cli_page
-from harness.cli.page import BudgetOption, PageOptions, console, with_page_options
+from harness.cli.page import PageOptions, console, with_page_options
+from harness.cli.run_options import Asked, takes_run_options
 from harness.page import record as records
 from harness.page.adapter import Adapter, assert_adapter
 from harness.page.run import Interrupt
@@ -21,6 +22,7 @@ STARTS = [2050, 4100]
 
 
 @with_page_options(timeout=120.0)
+@takes_run_options("budget_mib")
 def run_attach(
     start: Annotated[
         list[int] | None,
@@ -33,12 +35,12 @@ def run_attach(
         str, typer.Option(help="bare, static, attached or record, with options as in attached:zero=never; by commas.")
     ] = attach.DEFAULT_ARMS,
     warm_up: Annotated[int, typer.Option(min=0, help="First steps of a run that do not count.")] = attach.WARM_UP,
-    budget: BudgetOption = None,
     json: Annotated[Path | None, typer.Option("--json", help="Where to write figures and steps.")] = None,
     markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Where to write the table for a document.")
     ] = None,
     *,
+    asked: Asked,
     page: PageOptions,
 ) -> None:
     """Run onnxruntime-web on growing KV tensors, bare, attached and with static KV; print creates, times and ratios.
@@ -46,8 +48,8 @@ def run_attach(
     All arms run in turns in one browser, and their results must be equal bit by bit. [bold]--timeout[/] bounds a step.
     """
     plan = attach.Benchmark(
-        arms=attach.parse_arms(arms, budget), rounds=rounds, steps=steps, skip=warm_up, starts=tuple(start or STARTS),
-        tensors=tensors,
+        arms=attach.parse_arms(arms, asked["budget_mib"]), rounds=rounds, steps=steps, skip=warm_up,
+        starts=tuple(start or STARTS), tensors=tensors,
     )  # fmt: skip
     with cli_page.open_site(page) as opened, Interrupt().catch() as interrupt:
         probe = opened.browser.new_page()

@@ -8,7 +8,7 @@ from harness.cli import report
 from harness.page import record as records
 from harness.page.record import Record
 from harness.page.run import PageRunner
-from harness.page.scenario import Kv, Scenario
+from harness.page.scenario import Scenario
 from harness.page.summary import label
 
 QUESTION = "What is the capital of France?"
@@ -18,8 +18,8 @@ TOKENS = 64
 def scenarios(tokens: int = TOKENS) -> list[Scenario]:
     """The runs that are shown: the fast way, and the growing KV cache under our policy and ONNX Runtime's."""
     # The model would end its answer after a few words; with EOS banned there is something to time.
-    choices = [(Kv.STATIC, "adaptive"), (Kv.GROW, "adaptive"), (Kv.GROW, "bucket")]
-    return [Scenario(QUESTION, tokens=tokens, kv=kv, policy=policy, eos="ban") for kv, policy in choices]
+    choices = [("static", "adaptive"), ("grow", "adaptive"), ("grow", "bucket")]
+    return [Scenario(QUESTION, tokens=tokens, kv=kv, policy=policy, ban_eos=True) for kv, policy in choices]
 
 
 def run_all(

@@ -21,7 +21,7 @@ from harness.page import summary
 from harness.page.browser import FINE_GPU_CLOCK, VARIABLE, AdapterProfile, open_browser
 from harness.page.record import Record
 from harness.page.run import PageRunner
-from harness.page.scenario import KvType, Scenario
+from harness.page.scenario import Scenario
 from harness.site.build import Site, build_site, load_site
 from harness.site.server import SiteServer
 
@@ -78,20 +78,10 @@ def with_page_options(*without: str, **defaults: Any) -> Callable[[Callable[...,
     return decorate
 
 
-FromOption = Annotated[
-    int | None, typer.Option("--from", min=1, help="Positions that the workload's first step fills.")
-]
-BudgetOption = Annotated[int | None, typer.Option(min=1, help="MiB that the pool may reserve; else no limit.")]
-HardOption = Annotated[bool, typer.Option("--hard", help="Fail rather than exceed the budget.")]
 WithModel = Annotated[bool, typer.Option("--model/--no-model", help="Bundle the demo model (93 MB, fetched once).")]
 ModelOption = Annotated[
     str, typer.Option(help="A bundled model's id, the path of a .gguf file, or synthetic:NAME[:FORMAT].")
 ]
-RawOption = Annotated[bool, typer.Option("--raw", help="Take the prompt without the chat template.")]
-KvTypeOption = Annotated[
-    KvType, typer.Option(help="What K and V are stored in; f16 is half the bytes. Kernels compute in f32.")
-]
-PolicyOption = Annotated[str, typer.Option(help="The cache policy; an unknown name lists them.")]
 
 
 def build_with_progress(*, with_model: bool = True) -> Site:

@@ -29,17 +29,14 @@ _STATE = """() => ({
 _INVALID = """() => [...document.querySelectorAll("#scenario :invalid")].filter((control) => control.name)
   .map((control) => `${control.name}=${control.value}: ${control.validationMessage}`)"""
 # Shown, so that they can be filled; and without what an earlier scenario left there.
-_CLEAR_OPTIONS = """() => {
+_RESET = """() => {
   const initial = ({ options }) => Math.max(0, [...options].findIndex((option) => option.defaultSelected));
   const form = document.querySelector("#scenario");
   for (const details of form.querySelectorAll("details:has([name])")) details.open = true;
-  for (const control of form.querySelectorAll('[name^="option-"], [name^="launch-"]')) {
+  for (const control of form.querySelectorAll("[name]:not([type=radio], [type=file])")) {
     if (control.type === "checkbox") control.checked = control.defaultChecked;
     else if (control.options) control.selectedIndex = initial(control);
     else control.value = control.defaultValue;
-  }
-  for (const name of ["raw", "hard", "digest", "gpu_time", "trace", "kernel_times", "pool_trace", "tune"]) {
-    if (form.elements[name]) form.elements[name].checked = false;
   }
 }"""
 OnText = Callable[[str], None]
@@ -168,7 +165,7 @@ class PageRunner:
         return text
 
     def tuned(self) -> dict[str, Any]:
-        """What the page says of its tuning: ``notices``, and ``outcome`` (docs/architecture.md) if it was tuned."""
+        """What the page says of its tuning: ``notices``, and ``outcome`` (docs/protocol.md) if it was tuned."""
         found: dict[str, Any] = self._page.evaluate("() => window.stepwell.tuning ?? {outcome: null, notices: []}")
         return found
 
@@ -182,13 +179,11 @@ class PageRunner:
             radio.check(force=True)
         if scenario.file:
             page.set_input_files("#file", scenario.file)
-        page.evaluate(_CLEAR_OPTIONS)
+        page.evaluate(_RESET)
         for name, value in scenario.fields.items():
             self._set(name, value)
         for name in scenario.switches:
             page.locator(f'input[name="{name}"]').check(force=True)
-        if scenario.workload is None:
-            page.locator('select[name="eos"]').select_option(scenario.eos, force=True)
 
     def _set(self, name: str, value: str) -> None:
         """Type into a control, or choose."""

@@ -2,13 +2,11 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
-from math import inf, isfinite
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from stepwell.errors import BadRequest
-from stepwell.options import OptionKind
+from stepwell.options import Option, OptionKind, parse_options
 
 VARIANTS_VARIABLE = "STEPWELL_KERNEL_VARIANTS_PER_NODE"
 VARIANTS_PER_NODE = 4
@@ -37,124 +35,56 @@ class Switch(StrEnum):
     OFF = "off"
 
 
-class LaunchOption(NamedTuple):
-    """One field of LaunchOptions for pages and command lines; ``default`` None: chosen by the launcher."""
-
-    name: str
-    kind: OptionKind
-    default: int | float | str | None
-    summary: str
-    choices: tuple[str, ...] = ()
-    minimum: float = -inf
-    maximum: float = inf
-
-    def parse(self, value: object) -> int | float | str | None:
-        """``value`` in this option's type; text is read as typed into a form.  BadRequest with what is allowed."""
-        if value is None:
-            return self.default
-        try:
-            return self._checked(self._read(value) if isinstance(value, str) else value)
-        except (TypeError, ValueError):
-            raise BadRequest(f"launch option {self.name} is {value!r}; it must be {self._expected()}.") from None
-
-    def _read(self, text: str) -> int | float | str:
-        match self.kind:
-            case OptionKind.BOOL if text.lower() in ("true", "false"):
-                return text.lower() == "true"
-            case OptionKind.INT:
-                return int(text)
-            case OptionKind.FLOAT:
-                return float(text)
-            case OptionKind.CHOICE:
-                return text
-            case _:
-                raise ValueError(text)
-
-    def _checked(self, value: object) -> int | float | str:
-        if self.kind is OptionKind.CHOICE:
-            if value not in self.choices:
-                raise ValueError(value)
-            return str(value)
-        if self.kind is OptionKind.BOOL:
-            if not isinstance(value, bool):
-                raise TypeError(value)
-            return value
-        allowed = (int,) if self.kind is OptionKind.INT else (int, float)
-        if isinstance(value, bool) or not isinstance(value, allowed):
-            raise TypeError(value)
-        if not (isfinite(value) and self.minimum <= value <= self.maximum):
-            raise ValueError(value)
-        return value if self.kind is OptionKind.INT else float(value)
-
-    def _expected(self) -> str:
-        match self.kind:
-            case OptionKind.BOOL:
-                return "true or false"
-            case OptionKind.CHOICE:
-                return f"one of {', '.join(self.choices)}"
-            case _:
-                whole = "a whole number" if self.kind is OptionKind.INT else "a number"
-                return f"{whole} from {self.minimum:,} to {self.maximum:,}" if isfinite(self.maximum) else whole
-
-
-OPTIONS: tuple[LaunchOption, ...] = (
-    LaunchOption("shared_pass", OptionKind.BOOL, True, "one compute pass until a copy, a clear or a read ends it"),
-    LaunchOption("bind_group_cache", OptionKind.BOOL, True, "keep bind groups for the buffers that come again"),
-    LaunchOption("skip_uploads", OptionKind.BOOL, True, "leave out parameter writes that would change nothing"),
-    LaunchOption("submit_every", OptionKind.INT, 0, "submit after that many dispatches; 0 or less: with the step"),
-    LaunchOption(
-        "submit_every_ms", OptionKind.FLOAT, 0.0, "submit after that many ms of encoding; 0: with the step", (), 0, 60e3
+OPTIONS: tuple[Option, ...] = (
+    Option("shared_pass", OptionKind.BOOL, True, "one compute pass until a copy, a clear or a read ends it"),
+    Option("bind_group_cache", OptionKind.BOOL, True, "keep bind groups for the buffers that come again"),
+    Option("skip_uploads", OptionKind.BOOL, True, "leave out parameter writes that would change nothing"),
+    Option("submit_every", OptionKind.INT, 0, "submit after that many dispatches; 0 or less: with the step"),
+    Option(
+        "submit_every_ms", OptionKind.FLOAT, 0.0, "submit after that many ms of encoding; 0: with the step", 0, 60_000
     ),
-    LaunchOption(
+    Option(
         "params", OptionKind.CHOICE, Params.AUTO.value, "where kernels find the step's scalars",
-        tuple(mode.value for mode in Params),
+        choices=tuple(mode.value for mode in Params),
     ),
-    LaunchOption("replay", OptionKind.BOOL, True, "replay a recorded plan of the decode step by one call"),
-    LaunchOption(
+    Option("replay", OptionKind.BOOL, True, "replay a recorded plan of the decode step by one call"),
+    Option(
         "readback_depth", OptionKind.INT, None, "steps that token ids may lag behind; empty: 1, or 0 where it must be",
-        (), 0, 64,
+        0, 64,
     ),
-    LaunchOption("bind_groups", OptionKind.INT, 2048, "most bind groups that the cache keeps", (), 1, 1 << 20),
-    LaunchOption(
+    Option("bind_groups", OptionKind.INT, 2048, "most bind groups that the cache keeps", 1, 1 << 20),
+    Option(
         "variants_per_node", OptionKind.INT, None,
         f"kernel variants kept per node; empty: ${VARIANTS_VARIABLE} or {VARIANTS_PER_NODE}; 0: no bound",
-        (), 0, 1 << 16,
+        0, 1 << 16,
     ),
-    LaunchOption("width_ladder", OptionKind.BOOL, True, "prefill in a few fixed widths, which few variants serve"),
-    LaunchOption(
+    Option("width_ladder", OptionKind.BOOL, True, "prefill in a few fixed widths, which few variants serve"),
+    Option(
         "kernels", OptionKind.CHOICE, Kernels.AUTO.value,
         "quad: few threads that do much each, as CPU adapters like it; split: many, for GPUs",
-        tuple(family.value for family in Kernels),
+        choices=tuple(family.value for family in Kernels),
     ),
-    LaunchOption(
+    Option(
         "fused", OptionKind.CHOICE, Switch.AUTO.value, "decode in 5 launches per layer instead of 9; auto: on GPUs",
-        tuple(switch.value for switch in Switch),
+        choices=tuple(switch.value for switch in Switch),
     ),
-    LaunchOption(
+    Option(
         "subgroups", OptionKind.CHOICE, Switch.AUTO.value, "kernels that use subgroups; auto: where they can",
-        tuple(switch.value for switch in Switch),
+        choices=tuple(switch.value for switch in Switch),
     ),
-    LaunchOption(
+    Option(
         "dot4", OptionKind.CHOICE, Switch.AUTO.value,
         "products of fused decode steps in integers, four at a time; auto: on GPUs that have subgroups of one size",
-        tuple(switch.value for switch in Switch),
+        choices=tuple(switch.value for switch in Switch),
     ),
-    LaunchOption(
+    Option(
         "f16", OptionKind.CHOICE, Switch.AUTO.value,
         "products of prompts in f16; auto: on GPUs that have shader-f16",
-        tuple(switch.value for switch in Switch),
+        choices=tuple(switch.value for switch in Switch),
     ),
-    LaunchOption("tuned", OptionKind.BOOL, True, "kernels as they were tuned for this adapter, where they were"),
+    Option("tuned", OptionKind.BOOL, True, "kernels as they were tuned for this adapter, where they were"),
 )  # fmt: skip
 _BY_NAME = {option.name: option for option in OPTIONS}
-_ENUMS: dict[str, type[StrEnum]] = {
-    "params": Params,
-    "kernels": Kernels,
-    "fused": Switch,
-    "subgroups": Switch,
-    "dot4": Switch,
-    "f16": Switch,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,18 +111,17 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         """Raises BadRequest for a value that is not allowed; numbers and choices get their exact types."""
-        for name, option in _BY_NAME.items():
-            value = option.parse(getattr(self, name))
-            object.__setattr__(self, name, _ENUMS[name](str(value)) if name in _ENUMS else value)
+        for option, field in zip(OPTIONS, fields(self), strict=True):
+            given = getattr(self, field.name)
+            value = option.default if given is None else option.parse(given, "launch")
+            kind = type(field.default)
+            object.__setattr__(self, field.name, kind(value) if issubclass(kind, StrEnum) else value)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Self:
         """Options from a request or a form (texts are read); None is the default.  BadRequest for what is unknown."""
-        for name in values:
-            if name not in _BY_NAME:
-                raise BadRequest(f"no launch option is named {name!r}; there are {', '.join(_BY_NAME)}.")
-        given: dict[str, Any] = {name: _BY_NAME[name].parse(value) for name, value in values.items()}
-        return cls(**given)
+        given = {name: value for name, value in values.items() if value is not None}
+        return cls(**parse_options(OPTIONS, given, "launch"))
 
     def as_dict(self) -> dict[str, Any]:
         """Every field as JSON has it."""
@@ -211,11 +140,7 @@ class LaunchOptions:
         text = os.environ.get(VARIANTS_VARIABLE, "")
         if not text:
             return VARIANTS_PER_NODE
-        try:
-            bound = _BY_NAME["variants_per_node"].parse(text)
-        except BadRequest as error:
-            raise BadRequest(f"${VARIANTS_VARIABLE} is {text!r}: {error}") from error
-        return int(bound or 0)
+        return int(_BY_NAME["variants_per_node"].parse(text, f"${VARIANTS_VARIABLE}"))
 
 
 _MAIN = LaunchOptions(

@@ -10,7 +10,7 @@ from stepwell.page.engines import Engines
 from stepwell.page.loaded_model import LoadedModel
 from stepwell.page.outbox import Outbox
 from stepwell.page.record import RunRecord
-from stepwell.page.request import Request
+from stepwell.page.request import RunRequest
 from stepwell.page.run import PageRun
 from stepwell.text.detokenizer import StopMatcher
 
@@ -19,7 +19,7 @@ class AnswerRun(PageRun):
     """The answer of ``model`` to the prompt of the request."""
 
     def __init__(
-        self, outbox: Outbox, engines: Engines, environment: dict[str, Any], request: Request, model: LoadedModel
+        self, outbox: Outbox, engines: Engines, environment: dict[str, Any], request: RunRequest, model: LoadedModel
     ) -> None:
         super().__init__(outbox, engines, environment, request)
         self._model = model

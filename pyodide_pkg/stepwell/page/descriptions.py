@@ -1,7 +1,6 @@
 """Plain data for a page: policies and launches with their options, workloads, the environment, a pool's classes."""
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 from stepwell.attach.bundle import VERSION
@@ -13,20 +12,22 @@ from stepwell.memory.buffer import CHOSEN_ROLES
 from stepwell.memory.policies import POLICIES
 from stepwell.memory.pool import BufferPool
 from stepwell.models.synthetic import DEFAULT_FORMAT, SHAPES, Synthetic
-from stepwell.options import Option, OptionKind
+from stepwell.options import Option
 from stepwell.replay.kv_shapes import POSITION_BYTES
 
 _CHOSEN = {role.value for role in CHOSEN_ROLES}
 
 
 def describe_policies() -> list[dict[str, Any]]:
+    """The policies and their options, whose defaults are as a person would type them."""
     return [
-        {"name": name, "summary": entry.summary, "options": [_option(option) for option in entry.options]}
+        {"name": name, "summary": entry.summary, "options": [_as_text(option) for option in entry.options]}
         for name, entry in POLICIES.items()
     ]
 
 
 def describe_workloads() -> list[dict[str, Any]]:
+    """The workloads: their growing tensors, and the bytes of a position in each."""
     return [
         {"name": name, "summary": found.summary, "tensors": found.tensors, "position_bytes": POSITION_BYTES}
         for name, found in WORKLOADS.items()
@@ -47,16 +48,7 @@ def describe_synthetic() -> list[dict[str, Any]]:
 
 def describe_launch_options() -> list[dict[str, Any]]:
     """``default`` null: chosen by the launcher; a bound that is infinite is null."""
-    return [
-        {
-            **option._asdict(),
-            "kind": option.kind.value,
-            "choices": list(option.choices),
-            "minimum": _finite(option.minimum),
-            "maximum": _finite(option.maximum),
-        }
-        for option in OPTIONS
-    ]
+    return [option.describe() for option in OPTIONS]
 
 
 def describe_ablation() -> list[dict[str, Any]]:
@@ -100,23 +92,6 @@ def describe_classes(pool: BufferPool) -> list[dict[str, Any]]:
     ]
 
 
-def _option(option: Option) -> dict[str, Any]:
-    """``default`` as a person would type it; a bound that is infinite is null."""
-    default = option.default
-    if option.kind is OptionKind.LIMITS and not isinstance(default, int | float | str):
-        text = ", ".join(f"{size}:{count}" for size, count in default.items())
-    else:
-        text = str(default).lower() if option.kind is OptionKind.BOOL else str(default)
-    return {
-        "name": option.name,
-        "kind": option.kind.value,
-        "summary": option.summary,
-        "default": text,
-        "minimum": _finite(option.minimum),
-        "maximum": _finite(option.maximum),
-        "choices": list(option.choices),
-    }
-
-
-def _finite(bound: float) -> float | None:
-    return bound if isfinite(bound) else None
+def _as_text(option: Option) -> dict[str, Any]:
+    """The row with its default as a person would type it."""
+    return option.describe() | {"default": option.write(option.default)}

@@ -29,7 +29,7 @@ from stepwell.page.descriptions import (
 from stepwell.page.engines import Engines
 from stepwell.page.loaded_model import LoadedModel, load_model, make_model
 from stepwell.page.outbox import Outbox
-from stepwell.page.request import Request
+from stepwell.page.request import RunRequest
 from stepwell.page.run import Cancellable, PageRun
 from stepwell.page.workload import WorkloadRun
 from stepwell.text.backends import js_backend
@@ -127,7 +127,7 @@ class Frontend:
     async def run(self, request: str) -> None:
         """Answer a ``run`` message: tokens as they come, then the record."""
         async with self._reporting():
-            await self._run(lambda: self._make_run(Request.from_json(request)))
+            await self._run(lambda: self._make_run(RunRequest.from_json(request)))
 
     async def what_if(self, question: str, file: Any) -> None:
         """Answer a ``what_if`` message; ``file`` is the JS File of the trace."""
@@ -201,7 +201,7 @@ class Frontend:
             self._running = None
         self._outbox.enter("ready", "Ready")
 
-    def _make_run(self, request: Request) -> PageRun:
+    def _make_run(self, request: RunRequest) -> PageRun:
         engines, environment = self._opened(), self._environment()
         if request.workload is not None:
             return WorkloadRun(self._outbox, engines, environment, request)

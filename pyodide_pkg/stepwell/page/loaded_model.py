@@ -12,7 +12,7 @@ from stepwell.models import ARCHITECTURES
 from stepwell.models.llama import DecoderModel
 from stepwell.models.synthetic import Synthetic
 from stepwell.page.outbox import Outbox
-from stepwell.page.request import Request
+from stepwell.page.request import RunRequest
 from stepwell.text.backends import MakeEncoder
 from stepwell.text.chat import render_chat
 from stepwell.text.detokenizer import Detokenizer
@@ -53,7 +53,7 @@ class LoadedModel:
             eos_token=self.tokenizer.eos_token,
         )
 
-    def prompt_ids(self, request: Request) -> list[int]:
+    def prompt_ids(self, request: RunRequest) -> list[int]:
         """The prompt: the ids as they are asked for, so many pseudo-random ones, or those of the text.
 
         BadRequest for ids that the model does not have, ContextFull for more random ones than it has positions.

@@ -12,7 +12,7 @@ from stepwell.page.descriptions import describe_classes
 from stepwell.page.engines import Engines
 from stepwell.page.outbox import Outbox
 from stepwell.page.record import RunRecord
-from stepwell.page.request import Request
+from stepwell.page.request import RunRequest
 
 if TYPE_CHECKING:
     from stepwell.replay.traces import TraceRecorder
@@ -29,7 +29,7 @@ class Player(Cancellable, Protocol):
 class PageRun(ABC):
     """One run, by the launcher of its options.  ``environment`` is that of its record."""
 
-    def __init__(self, outbox: Outbox, engines: Engines, environment: dict[str, Any], request: Request) -> None:
+    def __init__(self, outbox: Outbox, engines: Engines, environment: dict[str, Any], request: RunRequest) -> None:
         self._outbox, self._engines, self._environment, self._request = outbox, engines, environment, request
         self._launcher = engines.get(request.launch_options)
         self._spans = SpanLog() if request.trace else None

@@ -12,8 +12,9 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stepwell.errors import BadRequest, BadTrace
+from stepwell.errors import BadTrace
 from stepwell.gpu.device import ByteSource
+from stepwell.options import Option, OptionKind, check_options
 from stepwell.page.outbox import Outbox
 from stepwell.replay.simulator import served
 from stepwell.replay.traces import Event, read_metadata, read_trace
@@ -26,9 +27,18 @@ _BLOCK = 1 << 24
 _GZIP = b"\x1f\x8b"
 
 
+OPTIONS = (
+    Option("baseline", OptionKind.TEXT, None, "the policy that the others are compared with"),
+    Option("budget_mib", OptionKind.FLOAT, None, "MiB that every setting may reserve", 1, 1 << 40),
+    Option("create_us", OptionKind.FLOAT, None, "microseconds that creating a buffer takes", 0),
+    Option("create_us_per_mib", OptionKind.FLOAT, None, "further microseconds for each MiB of it", 0),
+)
+"""What may be asked about a trace."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked about a trace; None: as the trace says, or as ``what_if`` assumes."""
+    """What is asked about a trace, by OPTIONS; None: as the trace says, or as ``what_if`` assumes."""
 
     baseline: str | None = None
     budget_mib: float | None = None
@@ -39,16 +49,7 @@ class Question:
     def from_json(cls, text: str) -> "Question":
         """Raises BadRequest for unknown fields and values of the wrong type."""
         given = {name: value for name, value in json.loads(text).items() if value is not None}
-        for name, value in given.items():
-            if name not in cls.__dataclass_fields__:
-                raise BadRequest(f"the what-if has a field {name!r}; there are {', '.join(cls.__dataclass_fields__)}.")
-            kinds: tuple[type, ...] = (str,) if name == "baseline" else (int, float)
-            if type(value) not in kinds:
-                raise BadRequest(f"{name} is {value!r}; it must be a {'name' if kinds == (str,) else 'number'}.")
-        question = cls(**given)
-        if question.budget_mib is not None and not 1 <= question.budget_mib < 1 << 40:
-            raise BadRequest(f"budget_mib is {question.budget_mib}; it must be 1 MiB or more, or left out.")
-        return question
+        return cls(**check_options(OPTIONS, given, "what-if"))
 
     @property
     def budget_bytes(self) -> int | None:

@@ -23,7 +23,7 @@ def attach_code(policy: str, options: Mapping[str, str], budget_bytes: int | Non
     """The line of JavaScript that puts a pool of ``policy`` with ``options`` and a budget under a runtime."""
     fields = {"policy": json.dumps(policy)}
     if options:
-        values = parse_options(policy, POLICIES[policy].options, options)
+        values = parse_options(POLICIES[policy].options, options, f"policy {policy}")
         fields["options"] = "{" + ", ".join(f"{name}: {json.dumps(value)}" for name, value in values.items()) + "}"
     if budget_bytes is not None:
         fields["budget"] = str(budget_bytes)

@@ -263,7 +263,7 @@ return {"cases": cases, "left": alive(), "same": same, "after": refused(policy="
 def test_what_is_refused_attaches_nothing(lab: Lab) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"policy": "pow2"}, "Choose one of adaptive, bucket, simple, exact, lazy_release, disabled."),
-        ({"policy": "exact", "cap": -1}, "option cap: -1; it must be int from 0 to 1,048,576."),
+        ({"policy": "exact", "cap": -1}, "option cap: -1; it must be a whole number from 0 to 1,048,576."),
         ({"policy": "simple", "window": 3}, "no option 'window'. It has none."),
         ({"policy": "adaptive", "growth": 2.5}, "option growth: 2.5; it must be float from 0 to 2."),
         ({"window": "eight"}, "option window: 'eight'; it must be int from 1 to 256."),

@@ -117,7 +117,7 @@ def test_a_page_tunes_keeps_and_the_next_uses_it(
     browser: Browser, server_url: str, site: Site, oracle: dict[str, Any]
 ) -> None:
     expected = oracle["short"]
-    scenario = Scenario(expected["prompt"], raw=True, tokens=8, eos="ban", tune_ms=4000)
+    scenario = Scenario(expected["prompt"], raw=True, tokens=8, ban_eos=True, tune=True, tune_ms=4000)
     ids = expected["ban_eog"]["ids"][:8]
     with PageRunner(browser, server_url, AdapterProfile.SOFTWARE) as runner:
         record = runner.run(scenario)
@@ -130,8 +130,8 @@ def test_a_page_tunes_keeps_and_the_next_uses_it(
     assert kept is not None
     assert len(json.loads(kept)["adapters"][0]["choices"]) == outcome["faster"] == len(record["launch"]["tuned"])
 
-    plain = Scenario(expected["prompt"], raw=True, tokens=8, eos="ban", top_logits=8)
-    without = Scenario(expected["prompt"], raw=True, tokens=8, eos="ban", launch={"tuned": "false"})
+    plain = Scenario(expected["prompt"], raw=True, tokens=8, ban_eos=True, top_logits=8)
+    without = Scenario(expected["prompt"], raw=True, tokens=8, ban_eos=True, launch={"tuned": "false"})
     with PageRunner(browser, server_url, AdapterProfile.SOFTWARE, tuning=other_choices(kept, record)) as runner:
         used, unused = runner.run(plain), runner.run(without)
         assert runner.tuned()["notices"] == []

@@ -15,7 +15,7 @@ from harness.arms import ablate
 from harness.page.adapter import assert_adapter
 from harness.page.browser import AdapterProfile
 from harness.page.run import PageRunner
-from harness.page.scenario import Kv, Scenario
+from harness.page.scenario import Scenario
 from harness.site.build import Site
 
 pytestmark = pytest.mark.browser
@@ -46,7 +46,7 @@ def test_the_adapter_is_asserted_by_computing(browser: Browser, server_url: str)
 def test_a_run_through_the_form(runner: PageRunner) -> None:
     said: list[str] = []
     scenario = Scenario(
-        "What is the capital of France?", tokens=5, kv=Kv.GROW, policy="bucket", top_logits=2, stop=("|",)
+        "What is the capital of France?", tokens=5, kv="grow", policy="bucket", top_logits=2, stop=("|",)
     )
     record = runner.run(scenario, said.append)
     asked = {"tokens": 5, "kv": "grow", "policy": "bucket", "stop": ["|"], "top_logits": 2, "raw": False}
@@ -60,7 +60,7 @@ def test_a_run_through_the_form(runner: PageRunner) -> None:
 
 def test_a_workload_through_the_form(runner: PageRunner) -> None:
     scenario = Scenario(
-        workload="kv16", start=300, tokens=4, kv=Kv.GROW, policy="bucket", policy_options={"era": "A"}, budget_mib=900
+        workload="kv16", start=300, tokens=4, kv="grow", policy="bucket", policy_options={"era": "A"}, budget_mib=900
     )
     record = runner.run(scenario)
     asked = {"workload": "kv16", "start": 300, "tokens": 4, "policy_options": {"era": "A"}, "budget_mib": 900}
@@ -181,7 +181,7 @@ def test_ctrl_c_stops_the_run_through_the_page(runner: PageRunner) -> None:
 
     threading.Thread(target=interrupt, daemon=True).start()
     record = runner.run(
-        Scenario("Count to one thousand.", tokens=400, eos="ban"), lambda text: said.append(text) if text else None
+        Scenario("Count to one thousand.", tokens=400, ban_eos=True), lambda text: said.append(text) if text else None
     )
     assert record["finish_reason"] == "cancelled"
     assert 0 < len(record["token_ids"]) < 400
@@ -196,7 +196,7 @@ def test_a_long_prompt_is_told_in_parts_and_can_be_left_between_two(runner: Page
         if text.endswith("of 1,024 tokens") and sum(told.endswith("of 1,024 tokens") for told in said) == 1:
             signal.raise_signal(signal.SIGINT)
 
-    record = runner.run(Scenario("", prompt_length=1024, tokens=8, eos="ban"), on_phase=follow)
+    record = runner.run(Scenario("", prompt_length=1024, tokens=8, ban_eos=True), on_phase=follow)
     parts = [int(text.split(": ")[1].split()[0].replace(",", "")) for text in said if text.endswith("of 1,024 tokens")]
     assert parts == sorted(set(parts))
     assert all(done % 64 == 0 and 0 < done < 1024 for done in parts)

@@ -1,7 +1,6 @@
 """The ablation: the arms and their order, what is counted, the statistics, and what is said about the results."""
 
 import json
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from statistics import median
@@ -17,7 +16,7 @@ from harness.arms.ablate import Ablation, AblationResult, choose_arms
 from harness.arms.schedule import Arm
 from harness.cli import app as cli
 from harness.cli import page as cli_page
-from harness.page.scenario import Kv, KvType, Scenario
+from harness.page.scenario import Scenario
 from stepwell.launch.options import ABLATION
 from tests.support.run_records import make_record
 from tests.unit.harness.test_cli import FakePage, exit_code, refusal
@@ -58,11 +57,11 @@ def test_arms_are_those_of_the_package_and_main_always_runs() -> None:
 
 
 def test_every_arm_is_a_greedy_run_with_its_launch_options() -> None:
-    base = Scenario("Hi", kv=Kv.GROW, policy="bucket", raw=True)
+    base = Scenario("Hi", kv="grow", policy="bucket", raw=True)
     plan = Ablation(arms=choose_arms(None), steps=24, rounds=1, base=base)
     main, replay = (plan.scenario(plan.arms[i], digest=bool(i)) for i in (0, 6))
     assert main == Scenario(
-        "Hi", tokens=24, kv=Kv.GROW, policy="bucket", raw=True, eos="ban",
+        "Hi", tokens=24, kv="grow", policy="bucket", raw=True, ban_eos=True,
         launch={
             "shared_pass": "False", "bind_group_cache": "False", "skip_uploads": "False", "params": "uniform_pool",
             "replay": "False", "readback_depth": "0",
@@ -243,8 +242,8 @@ def test_the_command_runs_checks_and_writes(tmp_path: Path, monkeypatch: pytest.
     assert "2 arms gave the same 10 token ids in 3 runs each" in done.output
     assert "Software adapter" in done.output
     assert [scenario.digest for scenario in page.scenarios] == [True, True, False, False, False, False]
-    asked = Scenario("Hi", tokens=10, kv=Kv.GROW, kv_type=KvType.F16, eos="ban")
-    assert [replace(scenario, digest=False, launch={}) for scenario in page.scenarios] == [asked] * 6
+    asked = Scenario("Hi", tokens=10, kv="grow", kv_type="f16", ban_eos=True)
+    assert [scenario.but(digest=False, launch={}) for scenario in page.scenarios] == [asked] * 6
     data = json.loads(files["json"].read_text())
     assert (data["rounds"], data["kv"], data["kv_type"]) == (2, "grow", "f16")
     text = files["markdown"].read_text()

@@ -18,7 +18,7 @@ from harness.cli import demo
 from harness.cli import page as cli_page
 from harness.page import adapter
 from harness.page.browser import AdapterProfile
-from harness.page.scenario import Kv, KvType, Scenario, escape_stop, read_prompt
+from harness.page.scenario import Scenario, read_prompt
 from stepwell.memory.policies import POLICIES
 from tests.support.run_records import make_record, with_kernels
 
@@ -83,7 +83,7 @@ REFUSED = {
     "policy": (["--prompt", "x", "--policy", "nope"], "adaptive"),
     "kv": (["--prompt", "x", "--kv", "endless"], "grow"),
     "kv_type": (["--prompt", "x", "--kv-type", "q8"], "f16"),
-    "kv_type of a workload": (["--workload", "kv64", "--kv-type", "f16"], "--kv-type"),
+    "kv_type of a workload": (["--workload", "kv64", "--kv-type", "f16"], "kv_type is for a model; kv64 has no"),
     "no prompt": ([], "--prompt"),
     "two prompts": (["--prompt", "x", "--prompt-file", "y"], "--prompt-file"),
     "prompt file": (["--prompt-file", "/gone.txt"], "/gone.txt"),
@@ -93,26 +93,30 @@ REFUSED = {
     "stop": (["--prompt", "x", "--stop", ""], "stop string"),
     "option": (["--nonsense"], "nonsense"),
     "workload": (["--workload", "kv9"], "kv64, kv16"),
-    "workload with a prompt": (["--workload", "kv64", "--prompt", "x"], "takes no prompt"),
+    "workload with a prompt": (["--workload", "kv64", "--prompt", "x"], "kv64 has no prompt"),
     "start of a model": (["--prompt", "x", "--from", "9"], "for a workload"),
     "policy option": (["--prompt", "x", "--policy-option", "colour=red"], "no option 'colour'"),
     "policy option's form": (["--prompt", "x", "--policy-option", "window"], "name=value"),
     "policy option's value": (["--prompt", "x", "--policy-option", "window=0"], "window"),
     "budget": (["--prompt", "x", "--budget", "0"], "budget"),
-    "launch option": (["--prompt", "x", "--launch", "speed=9"], "'speed'; there are shared_pass"),
+    "launch option": (["--prompt", "x", "--launch", "speed=9"], "no option 'speed'. It has shared_pass"),
     "launch option's form": (["--prompt", "x", "--launch", "replay"], "--launch 'replay': write it as name=value"),
     "launch option's value": (["--prompt", "x", "--launch", "params=fast"], "one of auto, uniform_pool"),
+    "top p": (["--prompt", "x", "--top-p", "0"], "top_p: 0.0; it must be a number above 0 and up to 1"),
     "two prompts in ids": (["--prompt-ids", "1", "--prompt-length", "2"], "--prompt-length"),
-    "ids that are none": (["--prompt-ids", "1,x"], "--prompt-ids '1,x': write ids separated by commas"),
-    "no ids": (["--prompt-ids", ""], "write ids"),
+    "ids that are none": (
+        ["--prompt-ids", "1,x"],
+        "prompt_ids: '1,x'; it must be a list of integers, typed",
+    ),
+    "no ids": (["--prompt-ids", ""], "it must be a list of integers"),
     "a prompt of nothing": (["--prompt-length", "0"], "prompt-length"),
-    "ids of a workload": (["--workload", "kv64", "--prompt-ids", "1"], "takes no prompt"),
+    "ids of a workload": (["--workload", "kv64", "--prompt-ids", "1"], "kv64 has no prompt"),
     "synthetic model": (["--prompt", "x", "--model", "synthetic:gpt-5"], "there are smollm2-135m, llama-3.2-1b"),
     "synthetic weights": (["--prompt", "x", "--model", "synthetic:smollm2-135m:Q9"], "there are F32, F16"),
-    "kernels of a workload": (["--workload", "kv64", "--kernel-times"], "kv64 has none"),
+    "kernels of a workload": (["--workload", "kv64", "--kernel-times"], "kv64 has no decode step"),
     "markdown of nothing": (["--prompt", "x", "--markdown", "x.md"], "--kernel-times: give both"),
-    "tuning of a workload": (["--workload", "kv64", "--tune"], "kv64 has no model"),
-    "digest of a workload": (["--workload", "kv64", "--digest"], "kv64 has none"),
+    "tuning of a workload": (["--workload", "kv64", "--tune"], "kv64 has no products to tune"),
+    "digest of a workload": (["--workload", "kv64", "--digest"], "kv64 has no logits"),
 }
 
 
@@ -192,7 +196,7 @@ class FakePage:
         }
         choices = [row | {"us": 27.54, "default_us": 31.0}]
         outcome = {"products": 5, "measured": 4, "faster": 1, "complete": False, "choices": choices}
-        return {"notices": ["a [kernel] was refused"], "outcome": outcome if self.scenarios[-1].tune_ms else None}
+        return {"notices": ["a [kernel] was refused"], "outcome": outcome if self.scenarios[-1].tune else None}
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         @contextmanager
@@ -251,9 +255,7 @@ def test_run_writes_the_answer_and_the_record(tmp_path: Path, monkeypatch: pytes
     done = runner.invoke(cli.app, [*arguments, "--json", str(out)])
     assert done.exit_code == 0, done.output
     assert "Paris" in done.stdout
-    assert page.scenarios == [
-        Scenario("Hi", kv=Kv.GROW, kv_type=KvType.F16, policy="bucket", eos="ban", stop=("a", "b"))
-    ]
+    assert page.scenarios == [Scenario("Hi", kv="grow", kv_type="f16", policy="bucket", ban_eos=True, stop=("a", "b"))]
     assert page.scenarios[0].fields["kv_type"] == "f16"
     assert out.is_file()
 
@@ -362,9 +364,7 @@ def test_scenarios_reach_the_form(tmp_path: Path) -> None:
 
 
 def test_a_workload_reaches_the_form() -> None:
-    scenario = Scenario(
-        workload="kv16", start=99, tokens=5, kv=Kv.GROW, policy_options={"window": "4"}, budget_mib=1500
-    )
+    scenario = Scenario(workload="kv16", start=99, tokens=5, kv="grow", policy_options={"window": "4"}, budget_mib=1500)
     assert scenario.radios == {"model": "kv16", "kv": "grow", "policy": "adaptive"}
     assert scenario.fields == {"tokens": "5", "start": "99", "option-window": "4", "budget": "1500"}
     assert Scenario(workload="kv16").fields == {"tokens": "64", "start": "", "budget": ""}
@@ -383,7 +383,7 @@ def test_run_takes_a_workload(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 0, done.output
     assert "token 0 is the prefill of 99 positions" in done.output
     assert page.scenarios == [
-        Scenario(workload="kv64", start=99, kv=Kv.GROW, policy_options={"window": "4"}, budget_mib=9, hard_budget=True)
+        Scenario(workload="kv64", start=99, kv="grow", policy_options={"window": "4"}, budget_mib=9, hard_budget=True)
     ]
 
 
@@ -416,11 +416,6 @@ def test_run_takes_prompts_in_ids_and_shapes_of_kv_alone(monkeypatch: pytest.Mon
     assert length == Scenario(model="synthetic:smollm2-135m", prompt_length=9)
     assert (kv.workload, kv.start) == ("kv16", 7)
     assert kv.radios["model"] == "kv16"
-
-
-@pytest.mark.parametrize(("text", "escaped"), [("###", "###"), ("|", r"\|"), ("\t\\n", r"\t\\n")])
-def test_escape_stop(text: str, escaped: str) -> None:
-    assert escape_stop(text) == escaped
 
 
 def test_a_prompt_file_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from harness.arms.compare import Comparison
 from harness.arms.figures import figures
 from harness.arms.schedule import Arm
 from harness.cli import app as cli
-from harness.page.scenario import Kv, Scenario
+from harness.page.scenario import Scenario
 from tests.support.run_records import make_record
 from tests.unit.harness.test_cli import FakePage, exit_code, refusal
 
@@ -34,9 +34,9 @@ def record_of(arm: str, times: list[float]) -> dict[str, Any]:
 
 def test_arms_are_policies_with_options_or_the_control() -> None:
     assert list(THREE_ARMS) == [
-        Arm("adaptive", {"kv": Kv.GROW, "policy": "adaptive", "policy_options": {}}),
-        Arm("bucket:era=A", {"kv": Kv.GROW, "policy": "bucket", "policy_options": {"era": "A"}}),
-        Arm("static", {"kv": Kv.STATIC, "policy": "adaptive", "policy_options": {}}),
+        Arm("adaptive", {"kv": "grow", "policy": "adaptive", "policy_options": {}}),
+        Arm("bucket:era=A", {"kv": "grow", "policy": "bucket", "policy_options": {"era": "A"}}),
+        Arm("static", {"kv": "static", "policy": "adaptive", "policy_options": {}}),
     ]
 
 
@@ -79,7 +79,7 @@ def test_the_command_runs_every_arm_and_writes_what_it_found(tmp_path: Path, mon
     done = runner.invoke(cli.app, [*arguments, "--budget", "1500", "--json", str(out)])
     assert done.exit_code == 0, done.output
     shared = {"workload": "kv64", "start": 2036, "tokens": 5, "policy": "adaptive", "budget_mib": 1500}
-    assert page.scenarios == [Scenario(kv=kv, **shared) for kv in (Kv.GROW, Kv.STATIC, Kv.STATIC, Kv.GROW)]
+    assert page.scenarios == [Scenario(kv=kv, **shared) for kv in ("grow", "static", "static", "grow")]
     assert "1.00 [1.00, 1.00]" in done.output
     assert len(json.loads(out.read_text())["runs"]) == 4
 

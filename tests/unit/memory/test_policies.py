@@ -52,11 +52,11 @@ def test_options_are_read_as_in_a_form() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("adaptive", {"window": 0}, "option window: 0; it must be int from 1 to 256"),
+        ("adaptive", {"window": 0}, "option window: 0; it must be a whole number from 1 to 256"),
         ("adaptive", {"window": True}, "option window"),
         ("adaptive", {"window": "many"}, "option window"),
         ("adaptive", {"window": 2.5}, "option window"),
-        ("adaptive", {"growth": 3.0}, "option growth: 3.0; it must be float from 0 to 2"),
+        ("adaptive", {"growth": 3.0}, "option growth: 3.0; it must be a number from 0 to 2"),
         ("adaptive", {"stagger": "maybe"}, "must be true or false"),
         ("bucket", {"era": "D"}, "must be one of A, B, C"),
         ("bucket", {"limits": "4 MiB"}, "must be a table such as"),

@@ -17,7 +17,7 @@ from stepwell.models import synthetic
 from stepwell.models.config import DecoderConfig, expected_tensors
 from stepwell.models.synthetic import KV_ONLY, SHAPES, Shape, Synthetic
 from stepwell.page.frontend import Frontend
-from stepwell.page.request import Request
+from stepwell.page.request import RunRequest
 from stepwell.weights.synthetic import plan_weights
 
 HOST = '{"browser": "CPython", "cross_origin_isolated": true, "timer_resolution_us": 1, "pyodide": "none"}'
@@ -259,7 +259,7 @@ def test_ids_as_they_are_and_ids_by_number() -> None:
         ({"prompt_ids": [-1]}, "BadRequest", "prompt_ids has -1"),
         ({"prompt_length": 257}, "ContextFull", "a prompt of 257 tokens; synthetic:tiny has 256 positions."),
         ({"prompt_ids": []}, "BadRequest", "prompt_ids asks for no token"),
-        ({"prompt_length": 0}, "BadRequest", "prompt_length asks for no token"),
+        ({"prompt_length": 0}, "BadRequest", "prompt_length: 0; it must be a whole number, 1 or more"),
         ({"prompt_ids": [1], "prompt_length": 4}, "BadRequest", "has prompt_ids and prompt_length: give one"),
         ({"prompt": "Hi", "prompt_ids": [1]}, "BadRequest", "has prompt and prompt_ids: give one"),
         ({"prompt_ids": ["1"]}, "BadRequest", "it must be a list of integers"),
@@ -277,9 +277,9 @@ def test_prompts_that_are_none(request_: dict[str, Any], code: str, message: str
 
 def test_prompts_in_ids_round_trip() -> None:
     for text in ('{"prompt_ids": [3, 4]}', '{"prompt_length": 9}'):
-        request = Request.from_json(text)
-        assert Request.from_json(json.dumps(request.as_dict())) == request
-    assert Request.from_json('{"prompt_ids": [3, 4]}').prompt_ids == (3, 4)
+        request = RunRequest.from_json(text)
+        assert RunRequest.from_json(json.dumps(request.as_dict())) == request
+    assert RunRequest.from_json('{"prompt_ids": [3, 4]}').prompt_ids == (3, 4)
 
 
 def test_the_tables_agree() -> None:

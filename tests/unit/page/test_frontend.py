@@ -21,7 +21,7 @@ from stepwell.memory.policies import POLICIES, make_policy
 from stepwell.memory.pool import BufferPool
 from stepwell.page.engines import ENGINES, Engines
 from stepwell.page.frontend import Frontend
-from stepwell.page.request import Request
+from stepwell.page.request import RunRequest
 from stepwell.text.backends import rust_backend
 from tests.support.tiny_llama import write_tiny_llama
 
@@ -173,19 +173,30 @@ def test_every_option_can_be_set_as_it_is_listed(page: Page) -> None:
         ({**WORKLOAD, "start": 70_000}, "the device allows 134,217,728 B"),
         ({**WORKLOAD, "policy": "nope"}, "policy 'nope'"),
         ({**WORKLOAD, "policy_options": {"cap": 3}}, "no option 'cap'"),
-        ({**WORKLOAD, "policy_options": [3]}, "policy_options is"),
-        ({**WORKLOAD, "budget_mib": 0}, "1 MiB or more"),
-        ({**WORKLOAD, "start": "2000"}, "start is '2000'"),
-        ({**WORKLOAD, "launch": {"speed": 9}}, "no launch option is named 'speed'"),
-        ({**WORKLOAD, "launch": {"replay": "perhaps"}}, "replay is 'perhaps'; it must be true or false"),
-        ({**WORKLOAD, "launch": [1]}, "launch is"),
-        ({**WORKLOAD, "digest": True}, "kv16 has none"),
-        ({**WORKLOAD, "kv_type": "f16"}, "the tensors of kv16 are as they are"),
-        ({"prompt": "Hi", "kv_type": "q8"}, "kv_type is 'q8'; there are f32, f16"),
-        ({**WORKLOAD, "trace": 1}, "trace is 1; it must be of type bool"),
+        ({**WORKLOAD, "policy_options": [3]}, "policy_options: [3]; it must be a table of names and values"),
+        ({**WORKLOAD, "budget_mib": 0}, "budget_mib: 0; it must be a whole number, 1 or more"),
+        ({**WORKLOAD, "start": "2000"}, "start: '2000'; it must be a whole number, 1 or more"),
+        ({**WORKLOAD, "launch": {"speed": 9}}, "launch: no option 'speed'. It has shared_pass"),
+        ({**WORKLOAD, "launch": {"replay": "perhaps"}}, "replay: 'perhaps'; it must be true or false"),
+        ({**WORKLOAD, "launch": [1]}, "launch: [1]; it must be a table"),
+        ({**WORKLOAD, "digest": True}, "digest is for a model; kv16 has no logits"),
+        ({**WORKLOAD, "kv_type": "f16"}, "kv_type is for a model; kv16 has no choice of type"),
+        ({"prompt": "Hi", "kv_type": "q8"}, "kv_type: 'q8'; it must be one of f32, f16"),
+        ({**WORKLOAD, "trace": 1}, "trace: 1; it must be true or false"),
+        ({**WORKLOAD, "prompt": "Hi"}, "kv16 has no prompt"),
+        ({**WORKLOAD, "prompt_length": 3}, "kv16 has no prompt"),
+        ({**WORKLOAD, "tune": True}, "kv16 has no products to tune"),
+        ({**WORKLOAD, "kernel_times": True}, "kv16 has no decode step"),
+        ({"prompt": "Hi", "start": 9}, "start is for a workload; a model has no tensors to fill"),
+        ({"prompt": "Hi", "prompt_ids": [1]}, "the request has prompt and prompt_ids"),
+        ({"prompt": "Hi", "ban_eos": True, "ignore_eos": True}, "exclude each other"),
+        ({"prompt": "Hi", "stop": ["a", ""]}, "a stop string is empty"),
+        ({"prompt": "Hi", "stop": [1]}, "stop: [1]; it must be a list of texts"),
+        ({"prompt": "Hi", "top_p": 0}, "top_p: 0; it must be a number above 0 and up to 1"),
+        ({"prompt": "Hi", "seed": 2**32}, "from 0 to 4,294,967,295"),
         ({"prompt": "Hi"}, "no model is loaded"),
         ({"tokens": 3}, "no prompt"),
-        ({"prompt": "Hi", "colour": "red"}, "a field 'colour'"),
+        ({"prompt": "Hi", "colour": "red"}, "request: no option 'colour'. It has prompt, tokens"),
     ],
 )
 def test_bad_requests_become_error_messages(page: Page, request_: dict[str, Any], message: str) -> None:
@@ -212,12 +223,12 @@ def test_cancel_ends_a_workload(page: Page) -> None:
 
 
 def test_null_is_the_default_and_json_round_trips() -> None:
-    request = Request.from_json('{"prompt": "x", "context": null, "top_p": 1, "stop": ["a"], "budget_mib": 3}')
-    assert request == Request(prompt="x", stop=("a",), budget_mib=3)
+    request = RunRequest.from_json('{"prompt": "x", "context": null, "top_p": 1, "stop": ["a"], "budget_mib": 3}')
+    assert request == RunRequest(prompt="x", stop=("a",), budget_mib=3)
     assert request.budget_bytes == 3 << 20
-    assert Request.from_json(json.dumps(request.as_dict())) == request
-    with pytest.raises(BadRequest, match="must be of type int"):
-        Request.from_json('{"prompt": "x", "tokens": true}')
+    assert RunRequest.from_json(json.dumps(request.as_dict())) == request
+    with pytest.raises(BadRequest, match="option tokens: True; it must be a whole number"):
+        RunRequest.from_json('{"prompt": "x", "tokens": true}')
 
 
 # ---- launches ------------------------------------------------------------------------------------------------------

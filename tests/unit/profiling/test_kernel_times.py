@@ -267,7 +267,7 @@ async def _more(page: Page, request: dict[str, Any]) -> list[dict[str, Any]]:
 def test_a_workload_has_no_such_step(tiny: Path) -> None:
     page = Page(tiny)
     assert page.run({**WORKLOAD, "kernel_times": True}) == []
-    assert "kv16 has none" in page.of("error")[0]["message"]
+    assert "kv16 has no decode step" in page.of("error")[0]["message"]
 
 
 @pytest.mark.parametrize(("after", "steps"), [(1, 0), (kernel_times.WARM_UP + 2, 2)])

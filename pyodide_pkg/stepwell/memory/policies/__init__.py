@@ -95,4 +95,4 @@ def make_policy(name: str, **options: OptionValue) -> Policy:
     entry = POLICIES.get(name)
     if entry is None:
         raise BadRequest(f"policy {name!r}: there is none of that name. Choose one of {', '.join(POLICIES)}.")
-    return entry.factory(**parse_options(name, entry.options, options))
+    return entry.factory(**parse_options(entry.options, options, f"policy {name}"))

@@ -87,7 +87,7 @@ function expected({ kind, minimum, maximum, choices }) {
   if (kind === "limits") {
     return "it must be a table such as '4 MiB:64, 8 MiB:64' (sizes are multiples of 4 B, counts 0 or more)";
   }
-  return `it must be ${kind} from ${number(minimum)} to ${number(maximum)}`;
+  return `it must be a ${kind === "int" ? "whole " : ""}number from ${number(minimum)} to ${number(maximum)}`;
 }
 
 function shown(value) {
