@@ -1,6 +1,6 @@
 /**
  * Every message type of the page, in one place. A message is a plain object with a `type`; the fields are described in
- * docs/architecture.md ("The page's messages"). `Bus` refuses a type that is not listed here, so a typo cannot pass.
+ * docs/protocol.md. `Bus` refuses a type that is not listed here, so a typo cannot pass.
  */
 
 /** Page → worker. */
@@ -34,7 +34,7 @@ export const FROM_WORKER = Object.freeze({
  * kind     {workload}          what is chosen to run: a workload of the package, or null for a model
  * compare  {requests}          run these one after another: [{request, comparison}] of comparing.js
  * dropped  {file}              a trace to replay: dropped, recorded, or from another page
- * ask      {file, question}    replay this trace: the question of docs/architecture.md
+ * ask      {file, question}    replay this trace: the question of docs/protocol.md
  * restart  {}                  end the worker and boot a new one; the runs stay
  */
 export const ON_PAGE = Object.freeze({

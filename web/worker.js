@@ -1,6 +1,6 @@
 /**
  * The module worker that owns Pyodide and, through it, the GPU device. It is the only file that knows Pyodide's API.
- * Messages come in and go out as docs/architecture.md ("The page's messages") describes; the work itself is done by
+ * Messages come in and go out as docs/protocol.md describes; the work itself is done by
  * stepwell.page.frontend.Frontend in Python. A worker takes its Content-Security-Policy from its own response, so the page
  * can forbid eval although Pyodide needs it here.
  */

@@ -1,4 +1,5 @@
-"""The command line: ``site``, ``serve``, ``run``, ``demo``, ``compare``, ``ablate``, ``attach``, ``attach-cost``.
+"""The command line: ``site``, ``serve``, ``run``, ``demo``, ``compare``, ``ablate``, ``attach``, ``attach-cost``,
+``docs``.
 
 Exit codes: 0 done; 1 the run failed; 2 something on this machine is missing, or an option is wrong.
 """
@@ -13,7 +14,7 @@ from rich.markup import escape
 from harness import CACHE, ROOT, HarnessError, RunError, SetupError
 from harness.cli import arms as cli_arms
 from harness.cli import attach as cli_attach
-from harness.cli import demo, report
+from harness.cli import demo, docs, report
 from harness.cli import page as cli_page
 from harness.cli.page import (
     ModelOption,
@@ -169,6 +170,13 @@ def run_demo(
     if not check.holds:
         raise RunError(check.text, "Divergence")
     console.print(f"[green]✓[/] {escape(check.text)}", highlight=False)
+
+
+@app.command(name="docs")
+def run_docs() -> None:
+    """Write docs/protocol.md and the record's schema as the tables of options have them now."""
+    for path, text in docs.made().items():
+        cli_page.write_text(path, text)
 
 
 app.command(name="compare")(cli_arms.run_compare)

@@ -2,6 +2,7 @@
 
     dist/
       index.html, …            web/, copied
+      run_options.js           the table of run options, of which the form is made
       stepwell-attach.js       the pool under another runtime, for pages without Pyodide
       vendor/pyodide/          Pyodide core and pyodide-lock.json (only the wheels below)
       vendor/uplot/, vendor/tokenizers/
@@ -28,9 +29,11 @@ from harness.site import models, npm, wheels
 from harness.site.pins import MODELS, NPM, PYODIDE_VERSION, WHEELS
 from harness.site.process import Report
 from stepwell.attach.bundle import script
+from stepwell.page.run_options import RUN_OPTIONS
 
 MANIFEST = "manifest.json"
 ATTACH = "stepwell-attach.js"
+OPTIONS = "run_options.js"
 LOCK = "vendor/pyodide/pyodide-lock.json"
 
 
@@ -94,7 +97,7 @@ def _has_size(path: Path, size: int) -> bool:
 
 def _build(dist: Path, web: Path, cache: Path, with_model: bool, report: Report) -> Site:
     kept = _copy_tree(web, dist)
-    kept.add(_add_attach(dist))
+    kept |= {_add_text(dist, ATTACH, script()), _add_text(dist, OPTIONS, options_script())}
     kept |= _add_npm(dist, cache / "npm", report)
     ours, wheel_files = _add_wheels(dist, cache, report)
     kept |= wheel_files
@@ -137,11 +140,17 @@ def _copy(source: Path, target: Path) -> None:
     part.replace(target)
 
 
-def _add_attach(dist: Path) -> str:
-    part = dist / (ATTACH + ".part")
-    part.write_text(script(), encoding="utf-8")
-    _replace_if_changed(part, dist / ATTACH)
-    return ATTACH
+def options_script() -> str:
+    """The module that tells the page which run options there are."""
+    rows = [option.describe() for option in RUN_OPTIONS.values()]
+    return f"export const RUN_OPTIONS = {json.dumps(rows, indent=1)};\n"
+
+
+def _add_text(dist: Path, name: str, text: str) -> str:
+    part = dist / (name + ".part")
+    part.write_text(text, encoding="utf-8")
+    _replace_if_changed(part, dist / name)
+    return name
 
 
 def _add_npm(dist: Path, cache: Path, report: Report) -> set[str]:
@@ -243,9 +252,7 @@ def _write_manifest(
         "versions": {"stepwell": stepwell_version, **{pin.name: pin.version for pin in (*NPM, *WHEELS)}},
         "files": files,
     }
-    part = dist / (MANIFEST + ".part")
-    part.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    _replace_if_changed(part, dist / MANIFEST)
+    _add_text(dist, MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return manifest
 
 

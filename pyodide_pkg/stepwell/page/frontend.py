@@ -1,6 +1,6 @@
 """``Frontend``: what a page talks to.  JSON text in, JSON text out; no other object crosses the border.
 
-The messages are those of docs/architecture.md ("The page's messages").  Errors of stepwell become ``error`` messages;
+The messages are those of docs/protocol.md.  Errors of stepwell become ``error`` messages;
 any other exception is a bug and propagates to the caller.
 """
 

@@ -1,4 +1,4 @@
-"""The messages that go out to a page, as JSON text: see docs/architecture.md ("The page's messages")."""
+"""The messages that go out to a page, as JSON text: see docs/protocol.md."""
 
 import json
 from collections.abc import Callable
