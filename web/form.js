@@ -1,54 +1,53 @@
-/** The form ↔ the request of docs/architecture.md ↔ the query string. Names of controls are the contract. */
+/** The form ↔ the request of docs/protocol.md ↔ the query string. Names of controls are the contract. */
+import { LAUNCH_PREFIX, OPTION_PREFIX } from "./controls.js";
+import { RUN_OPTIONS } from "./run_options.js";
 
-/** Numbers that only a model needs. */
-const MODEL_NUMBERS = ["context", "temperature", "top_k", "top_p", "seed", "top_logits"];
-const NUMBERS = ["tokens", "start", "budget", "prompt_length", "tune_ms", ...MODEL_NUMBERS];
-const TEXTS = ["prompt", "prompt_ids", "stop"];
-const CHOICES = ["model", "kv", "policy", "eos"];
-/** What K and V are stored in; the default first. */
-const KV_TYPE = "kv_type";
+/** The run options that have a control from the start. */
+const EARLY = RUN_OPTIONS.filter(({ form }) => form !== "" && form !== "radio");
+/** Radios that exist, all of them, only once Python has told what there is. */
+const LATE_CHOICES = ["model", ...RUN_OPTIONS.filter(({ form }) => form === "radio").map(({ control }) => control)];
 /** Formats of synthetic weights; listed once Python has told which there are, the default first. */
 const FORMAT = "format";
-const SWITCHES = ["raw", "hard", "digest", "gpu_time", "trace", "kernel_times", "pool_trace", "tune"];
-/** Radios that exist, all of them, only once Python has told what there is. */
-const LATE_CHOICES = ["model", "kv", "policy"];
-/** Controls of the chosen policy's options are named by this and the option's name. */
-export const OPTION_PREFIX = "option-";
-/** The same of the launch path's options; a control's `data-initial` is its default, "" for automatic. */
-export const LAUNCH_PREFIX = "launch-";
 
-/** The request that the form describes now. An empty number is null: the default of the package. */
+/** The request that the form describes now, but for what is of one run: `readOnce` has that. */
 export function readRequest(form) {
-  const fields = form.elements;
-  const shared = {
-    policy: fields.policy.value,
-    kv: fields.kv.value,
-    tokens: number(fields.tokens),
-    ...readPool(form),
-    ...readLaunch(form),
-  };
   const workload = chosenWorkload(form);
-  if (workload) return { workload, start: number(fields.start), ...shared };
-  return {
-    ...readPrompt(fields),
-    raw: fields.raw.checked,
-    ...shared,
-    ...(fields[KV_TYPE].selectedIndex > 0 ? { kv_type: fields[KV_TYPE].value } : {}),
-    ...Object.fromEntries(MODEL_NUMBERS.map((name) => [name, number(fields[name])])),
-    ban_eos: fields.eos.value === "ban",
-    ignore_eos: fields.eos.value === "ignore",
-    stop: stopStrings(fields.stop.value),
-    ...switchedOn(fields, ["digest", "kernel_times"]),
+  const request = {
+    ...(workload ? { workload } : {}),
+    ...readRows(form, ({ once }) => !once),
+    ...readOptions(form, OPTION_PREFIX, "policy_options", ({ value }) => value !== ""),
+    ...readOptions(form, LAUNCH_PREFIX, "launch", isChanged),
   };
+  if ("prompt_ids" in request || "prompt_length" in request) delete request.prompt;
+  return request;
 }
 
-/** The text, unless there are ids or a number of ids in its place. */
-function readPrompt({ prompt, prompt_ids: ids, prompt_length: length }) {
-  if (!hasIds({ prompt_ids: ids, prompt_length: length })) return { prompt: prompt.value };
-  return {
-    ...(ids.value === "" ? {} : { prompt_ids: ids.value.split(",").map(Number) }),
-    ...(length.value === "" ? {} : { prompt_length: number(length) }),
-  };
+/** What a run that someone asked for does besides; runs that are compared do without. */
+export function readOnce(form) {
+  return readRows(form, ({ once }) => once);
+}
+
+/** What the controls of run options say. What has its default is left out, where a record can do without. */
+function readRows(form, isWanted) {
+  const kind = chosenWorkload(form) ? "workload" : "model";
+  const rows = RUN_OPTIONS.filter((row) => row.form && ["any", kind].includes(row.where) && isWanted(row));
+  const request = {};
+  for (const row of rows) {
+    const value = valueOf(row, form.elements[row.control]);
+    const isSent = row.needs ? row.needs in request : row.always || (value !== null && value !== row.default);
+    if (isSent) request[row.name] = value;
+  }
+  return request;
+}
+
+/** The value of a run option; null for an empty control. */
+function valueOf({ kind, on }, control) {
+  if (on) return control.value === on;
+  if (kind === "bool") return control.checked && !control.disabled;
+  if (kind === "texts") return stopStrings(control.value);
+  if (kind === "text" || kind === "choice") return control.value;
+  if (control.value === "") return null;
+  return kind === "ids" ? control.value.split(",").map(Number) : Number(control.value);
 }
 
 /** Whether the prompt is given in ids, so that it needs no text. */
@@ -68,37 +67,11 @@ function chosenSynthetic(form) {
   return shape ? shape + (selectedIndex > 0 ? `:${value}` : "") : null;
 }
 
-/** What the request says about the pool beside its policy; what has its default is left out. */
-function readPool(form) {
-  const options = Object.fromEntries(
-    controls(form, OPTION_PREFIX)
-      .filter(({ value }) => value !== "")
-      .map((control) => [control.name.slice(OPTION_PREFIX.length), optionValue(control)]),
-  );
-  const { budget, hard } = form.elements;
-  return {
-    ...(Object.keys(options).length ? { policy_options: options } : {}),
-    ...(budget.value === "" ? {} : { budget_mib: Number(budget.value), hard_budget: hard.checked }),
-  };
-}
-
-/** What the request says about the launch path and its measurement; what has its default is left out. */
-function readLaunch(form) {
-  const launch = Object.fromEntries(
-    controls(form, LAUNCH_PREFIX)
-      .filter(isChanged)
-      .map((control) => [control.name.slice(LAUNCH_PREFIX.length), optionValue(control)]),
-  );
-  return {
-    ...(Object.keys(launch).length ? { launch } : {}),
-    ...switchedOn(form.elements, ["gpu_time", "trace", "pool_trace"]),
-  };
-}
-
-/** What a run that someone asked for does first; runs that are compared are not tuned in between. */
-export function readTuning(form) {
-  const { tune, tune_ms: budget } = form.elements;
-  return tune.checked && !chosenWorkload(form) ? { tune: true, tune_ms: Number(budget.value) } : {};
+/** `{[name]: the options of another table that have been chosen}`; nothing if none has. */
+function readOptions(form, prefix, name, isChosen) {
+  const chosen = controls(form, prefix).filter(isChosen);
+  if (!chosen.length) return {};
+  return { [name]: Object.fromEntries(chosen.map((control) => [control.name.slice(prefix.length), optionValue(control)])) };
 }
 
 /** Set the launch path's options: those of `launch`, and the rest to their defaults. */
@@ -116,11 +89,6 @@ function isChanged(control) {
   if (control.value === "") return false;
   const isNumber = control.type === "number" && initial !== "";
   return isNumber ? Number(control.value) !== Number(initial) : control.value !== initial;
-}
-
-function switchedOn(fields, names) {
-  const on = names.filter((name) => fields[name].checked && !fields[name].disabled);
-  return Object.fromEntries(on.map((name) => [name, true]));
 }
 
 function controls(form, prefix) {
@@ -149,7 +117,7 @@ export function readModel(form, manifest) {
 
 /** Set what is there already from a query string; returns a sentence for each value that cannot be set. */
 export function applyQuery(form, query) {
-  return fill(form, query, [...NUMBERS, ...TEXTS, ...SWITCHES, KV_TYPE, "eos"]);
+  return fill(form, query, new Set(EARLY.map(({ control }) => control)));
 }
 
 /** The same for what arrives with the environment: the choices, then the options of the chosen policy and of launches. */
@@ -161,25 +129,24 @@ export function applyLateQuery(form, query) {
 /** The query string that reproduces the form; what has its initial value is left out, but for the choices. */
 export function queryOf(form) {
   const fields = form.elements;
-  const query = new URLSearchParams(CHOICES.map((name) => [name, fields[name].value]));
-  for (const name of [...NUMBERS, ...TEXTS]) {
-    if (fields[name].value !== fields[name].defaultValue) query.set(name, fields[name].value);
-  }
+  const query = new URLSearchParams(LATE_CHOICES.map((name) => [name, fields[name].value]));
   if (chosenSynthetic(form) && fields[FORMAT].selectedIndex > 0) query.set(FORMAT, fields[FORMAT].value);
-  if (fields[KV_TYPE].selectedIndex > 0) query.set(KV_TYPE, fields[KV_TYPE].value);
-  for (const name of SWITCHES) if (fields[name].checked) query.set(name, "1");
+  for (const { control: name } of EARLY) {
+    const control = fields[name];
+    if (control.type === "checkbox") {
+      if (control.checked) query.set(name, "1");
+    } else if (control.options ? control.selectedIndex > 0 : control.value !== control.defaultValue) {
+      query.set(name, control.value);
+    }
+  }
   for (const { name, value } of controls(form, OPTION_PREFIX)) if (value !== "") query.set(name, value);
   for (const { name, type, checked, value } of controls(form, LAUNCH_PREFIX).filter(isChanged))
     query.set(name, type === "checkbox" ? String(checked) : value);
   return query;
 }
 
-function number({ value }) {
-  return value === "" ? null : Number(value);
-}
-
 function fill(form, query, names) {
-  return names.flatMap((name) => {
+  return [...names].flatMap((name) => {
     const value = query.get(name);
     return value === null || setControl(form.elements[name], value)
       ? []

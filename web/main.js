@@ -8,7 +8,7 @@
  */
 import { Bus } from "./bus.js";
 import { element } from "./dom.js";
-import { applyLateQuery, applyQuery, chosenWorkload, queryOf, readModel, readRequest, readTuning } from "./form.js";
+import { applyLateQuery, applyQuery, chosenWorkload, queryOf, readModel, readOnce, readRequest } from "./form.js";
 import { FROM_WORKER, ON_PAGE, TO_WORKER } from "./messages.js";
 import { isFatal, mountNotices } from "./notices.js";
 import { PLACES } from "./panels/index.js";
@@ -115,7 +115,7 @@ function listen() {
   form.addEventListener("change", tellKind);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (canRun()) begin([{ request: { ...readRequest(form), ...readTuning(form) }, comparison: null }]);
+    if (canRun()) begin([{ request: { ...readRequest(form), ...readOnce(form) }, comparison: null }]);
   });
 }
 

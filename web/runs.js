@@ -1,5 +1,6 @@
 import { nameLaunch, readListing } from "./launch.js";
 import { FROM_WORKER, ON_PAGE } from "./messages.js";
+import { RUN_OPTIONS } from "./run_options.js";
 import { mean, median, tail } from "./statistics.js";
 
 /** Runs that the page keeps; the oldest leaves first. */
@@ -135,10 +136,7 @@ export function classSteps(run) {
 }
 
 /** What must not change the result of a run. */
-const NO_MATTER = [
-  ...["policy", "policy_options", "budget_mib", "hard_budget", "kv", "tokens", "context"],
-  ...["launch", "digest", "gpu_time", "trace", "pool_trace", "kernel_times"],
-];
+const NO_MATTER = RUN_OPTIONS.filter(({ decides }) => !decides).map(({ name }) => name);
 
 /**
  * Pairs of finished runs that should have produced the same tokens (same model and request but for the pool, the KV mode

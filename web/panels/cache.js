@@ -1,12 +1,10 @@
+import { numberInput, OPTION_PREFIX, runFields, select } from "../controls.js";
 import { element, field } from "../dom.js";
-import { OPTION_PREFIX } from "../form.js";
 import { number } from "../format.js";
 import { FROM_WORKER, ON_PAGE } from "../messages.js";
 import { summarise } from "../runs.js";
 
 const DEFAULTS = { kv: "grow", policy: "adaptive" };
-/** What K and V can be stored in; the default first. */
-const KV_TYPES = ["f32", "f16"];
 
 /** How the KV cache is kept and which policy serves its buffers; both are listed by the package itself. */
 export const cache = {
@@ -22,9 +20,9 @@ export const cache = {
       "details",
       { hidden: true },
       element("summary", {}, "Budget and the policy's options"),
-      element("div", {}, budgetFields(), options),
+      element("div", {}, element("div", { className: "fields" }, ...runFields("budget")), options),
     );
-    root.querySelector(".body").append(waiting, modes, modeSummary, typeField(), policies, details);
+    root.querySelector(".body").append(waiting, modes, modeSummary, ...runFields("cache"), policies, details);
 
     bus.on(FROM_WORKER.ENVIRONMENT, ({ policies: foundPolicies, kv_modes: foundModes }) => {
       if (modes.childElementCount) return; // a restarted worker: keep what is chosen
@@ -59,43 +57,18 @@ function showMeasured(policies, runs) {
   }
 }
 
-/** Numbers of K and V in memory; kernels compute in f32 either way. */
-function typeField() {
-  return field(
-    "K and V stored as",
-    "f16: half the memory of the KV cache, half the bytes that attention reads, 11 bits of precision up to 65,504",
-    element("select", { name: "kv_type" }, ...KV_TYPES.map((value) => element("option", { value }, value))),
-    "model-only",
-  );
-}
-
-/** The pool's own limit, whatever the policy. */
-function budgetFields() {
-  const budget = element("input", { type: "number", name: "budget", min: 1, step: 1, placeholder: "none" });
-  const hard = element("input", { type: "checkbox", name: "hard" });
-  return element(
-    "div",
-    { className: "fields" },
-    field("Budget, MiB", "what the pool may reserve in all; empty: no limit", budget),
-    element("label", { className: "check" }, hard, element("span", {}, "Fail rather than exceed it")),
-  );
-}
-
 /** One option of the chosen policy; an empty control is the package's default, which it shows. */
 function optionField({ name, kind, default: initial, summary, minimum, maximum, choices }) {
   const shared = { name: OPTION_PREFIX + name, dataset: { kind } };
   if (kind === "choice" || kind === "bool") {
     const values = kind === "bool" ? ["true", "false"] : choices;
-    const first = element("option", { value: "" }, `${initial} (default)`);
-    const all = [first, ...values.map((value) => element("option", { value }, value))];
-    return field(name, summary, element("select", shared, ...all));
+    return field(name, summary, select(shared, ["", ...values], { "": `${initial} (default)` }));
   }
   if (kind === "limits") {
     const text = element("input", { type: "text", autocomplete: "off", placeholder: "4 MiB:64, 8 MiB:64", ...shared });
     return field(name, `${summary}. Default: ${initial}`, text, "wide");
   }
-  const range = { min: minimum, max: maximum, step: kind === "int" ? 1 : "any", inputMode: "decimal" };
-  return field(name, summary, element("input", { type: "number", placeholder: String(initial), ...range, ...shared }));
+  return field(name, summary, numberInput({ kind, minimum, maximum }, { placeholder: String(initial), ...shared }));
 }
 
 function segment(name) {

@@ -1,7 +1,8 @@
 import { saveText } from "../clipboard.js";
 import { inTurns } from "../comparing.js";
+import { LAUNCH_PREFIX, numberInput, runFields, select, switchOf } from "../controls.js";
 import { element, field, onNextFrame } from "../dom.js";
-import { LAUNCH_PREFIX, readRequest, setLaunch } from "../form.js";
+import { readRequest, setLaunch } from "../form.js";
 import { number, percent } from "../format.js";
 import { readListing, replayShare } from "../launch.js";
 import { FROM_WORKER, ON_PAGE, TO_WORKER } from "../messages.js";
@@ -36,13 +37,6 @@ const MEASURED = {
   skip_uploads: ({ median_of: of }) => count(of("uploads"), "upload", "s"),
   replay: (_, { replayed }, n) => percent(replayed / n),
 };
-/** name, title, what it does, whose it is */
-const MEASUREMENTS = [
-  ["digest", "Digest of the logits", "16 hex digits per token; reading all logits costs time", "model-only"],
-  ["gpu_time", "GPU time", "time stamps around every pass, where the device has timestamp-query", ""],
-  ["kernel_times", "GPU time per kernel", "a table, measured behind the run by repeating a step with a pass per launch", "model-only"],
-  ["trace", "Chrome trace", "the spans of Python, encoding, submission and waiting, for Perfetto or chrome://tracing", ""],
-];
 
 /** How steps are launched: the package's switches, what they cost in the newest run, and the A/B of them against main. */
 export const launch = {
@@ -53,19 +47,21 @@ export const launch = {
     const form = root.closest("form");
     const switches = element("div", { className: "options", role: "group", "aria-labelledby": "launch-title" });
     const fields = element("div", { className: "fields" });
+    const measurements = runFields("launch", switchOf);
     const details = element(
       "details",
       {},
       element("summary", {}, "Kernels, submission, scalars, bounds, measuring"),
-      element("div", {}, fields, element("div", { className: "options" }, ...MEASUREMENTS.map(measurement))),
+      element("div", {}, fields, element("div", { className: "options" }, ...measurements)),
     );
+    disable(measurements, true);
     details.addEventListener("invalid", () => (details.open = true), true); // what is wrong must be seen
     root.querySelector(".body").append(switches, details, comparing(form, bus), traceButton(bus));
 
     bus.on(FROM_WORKER.ENVIRONMENT, (message) => {
       const { options, arms } = readListing(message);
       root.hidden = options.length === 0;
-      for (const [name] of MEASUREMENTS) form.elements[name].disabled = root.hidden;
+      disable(measurements, root.hidden);
       if (root.hidden || switches.childElementCount) return; // a restarted worker: keep what is chosen
       const isSwitch = ({ kind }) => kind === "bool";
       switches.append(...options.filter(isSwitch).map(switchRow));
@@ -124,25 +120,14 @@ function switchRow({ name, kind, initial, summary }) {
 function optionField({ name, kind, initial, summary, choices, minimum, maximum }) {
   const shared = { name: LAUNCH_PREFIX + name, dataset: { kind, initial: initial ?? "" } };
   if (kind === "choice") {
-    const options = choices.map((value) => {
-      const isInitial = value === initial;
-      return element("option", { value, defaultSelected: isInitial }, isInitial ? `${value} (default)` : value);
-    });
-    return field(title(name), summary, element("select", shared, ...options), "wide");
+    return field(title(name), summary, select(shared, choices, { [initial]: `${initial} (default)` }, initial), "wide");
   }
-  const range = { min: minimum, max: maximum, step: kind === "int" ? 1 : "any", inputMode: "decimal" };
   const placeholder = initial === null ? "auto" : String(initial);
-  return field(title(name), summary, element("input", { type: "number", placeholder, ...range, ...shared }));
+  return field(title(name), summary, numberInput({ kind, minimum, maximum }, { placeholder, ...shared }));
 }
 
-function measurement([name, label, summary, extra]) {
-  return element(
-    "label",
-    { className: `option ${extra}` },
-    element("input", { type: "checkbox", name, disabled: true }),
-    element("span", {}, label),
-    element("small", {}, summary),
-  );
+function disable(switches, isDisabled) {
+  for (const node of switches) node.querySelector("input").disabled = isDisabled;
 }
 
 function setter(label, form, options) {

@@ -1,10 +1,10 @@
+import { rowOf, runControl } from "../controls.js";
 import { element } from "../dom.js";
 import { bytes, number } from "../format.js";
 import { FROM_WORKER, ON_PAGE } from "../messages.js";
 import { readRequest } from "../form.js";
 import { comparisonOf, CONTROL } from "./comparison.js";
 
-const FIRST = 2000; // positions: just below the first cliff of ONNX Runtime's table
 const ROUNDS = 2;
 /** Arms that a comparison has at first: what everyone asks about. */
 const FIRST_ARMS = new Set(["adaptive", "bucket", CONTROL]);
@@ -16,7 +16,8 @@ export const pattern = {
   mount(root, bus) {
     root.classList.add("workload-only");
     const form = root.closest("form");
-    const start = count({ name: "start", defaultValue: FIRST, max: null, required: true });
+    const first = rowOf("start");
+    const start = runControl(first, { defaultValue: first.empty, required: true, disabled: true });
     const end = count({ id: "pattern-end", required: true });
     const size = element("p", { className: "note", "aria-live": "polite" });
     const arms = element("div", { className: "arms", role: "group", "aria-label": "Arms of the comparison" });
@@ -28,7 +29,7 @@ export const pattern = {
         element(
           "div",
           { className: "fields three" },
-          field("From position", start),
+          field(first.label, start),
           field("To position", end),
           field("Rounds to compare", rounds),
         ),

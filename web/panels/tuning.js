@@ -1,4 +1,5 @@
-import { element, field, scroller, table } from "../dom.js";
+import { runFields, switchOf } from "../controls.js";
+import { element, scroller, table } from "../dom.js";
 import { number } from "../format.js";
 import { FROM_WORKER, ON_PAGE } from "../messages.js";
 import { remember } from "../remembered.js";
@@ -8,35 +9,14 @@ export const tuning = {
   id: "tuning",
   title: "Kernel tuning",
   mount(root, bus) {
-    const tune = element("input", { type: "checkbox", name: "tune" });
-    const budget = element("input", {
-      type: "number",
-      name: "tune_ms",
-      min: 1,
-      step: 1,
-      defaultValue: 30000,
-      required: true,
-      inputMode: "numeric",
-    });
     const note = element("p", { className: "note", hidden: true });
     const choices = element("div");
     root.classList.add("model-only");
-    root.querySelector(".body").append(
-      element(
-        "label",
-        { className: "option" },
-        tune,
-        element("span", {}, "Tune kernels for this GPU"),
-        element("small", {}, "before the next run: ways of sharing out each matrix product, timed on the model's weights"),
-      ),
-      field("Time at most, ms", "tuning ends then; what was found until then is kept", budget),
-      note,
-      choices,
-    );
+    root.querySelector(".body").append(...runFields("tuning", switchOf), note, choices);
     bus.on(FROM_WORKER.TUNING, ({ notices, outcome, text }) => {
       for (const notice of notices) bus.emit({ type: ON_PAGE.WARNING, text: notice });
       if (!outcome) return;
-      tune.checked = false; // once is enough
+      root.closest("form").elements.tune.checked = false; // once is enough
       note.textContent = `${describe(outcome)} ${remember(text) ? "Remembered in this browser." : "This browser keeps nothing: it is for this page only."}`;
       note.hidden = false;
       choices.replaceChildren(...(outcome.choices.length ? [listed(outcome.choices)] : []));

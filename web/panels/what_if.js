@@ -1,7 +1,8 @@
 import { Chart, line, swatch, timeline } from "../chart.js";
 import { copyButton, saveBlob, saveJson } from "../clipboard.js";
+import { OPTION_PREFIX, runFields, switchOf } from "../controls.js";
 import { element, scroller, table } from "../dom.js";
-import { applyLateQuery, OPTION_PREFIX } from "../form.js";
+import { applyLateQuery } from "../form.js";
 import { bytes, mebibytes, number } from "../format.js";
 import { takeOver } from "../handover.js";
 import { FROM_WORKER, ON_PAGE, TO_WORKER } from "../messages.js";
@@ -172,14 +173,7 @@ function recordRow(bus) {
     const packed = file.stream().pipeThrough(new CompressionStream("gzip"));
     saveBlob(`${file.name}.gz`, await new Response(packed).blob());
   });
-  const asking = element(
-    "label",
-    { className: "option" },
-    element("input", { type: "checkbox", name: "pool_trace" }),
-    element("span", {}, "Record a trace of the next runs"),
-    element("small", {}, "what a run asks of the buffer pool; also for python -m stepwell.replay what-if"),
-  );
-  return [element("div", { className: "options" }, asking), recorded];
+  return [element("div", { className: "options" }, ...runFields("what-if", switchOf)), recorded];
 }
 
 /** How far the replay is, and its Stop button; the page's status line says it in words. */

@@ -33,10 +33,10 @@ class RunOption(Option):
     than the default.  ``needs``: that option's companion, sent along with it and not without.  ``once``: of a run that
     someone asked for, not of those that are compared with each other.
     ``decides``: whether the tokens of a run may depend on it.
-    ``form``: the panel of the page that has its control; OWN: made by hand; RADIO: made once Python has told what there
-    is; "": no control of its own.  ``control``: its name in the form and in links, if that is another; ``on``: the
-    choice of that control for which a switch is on.  ``label``: what people call it.  ``empty``: what an empty control
-    stands for, where the default is None.
+    ``form``: the panel of the page, or the part of one, that makes its control from the row; OWN: made by hand; RADIO:
+    made once Python has told what there is; "": no control of its own.  ``control``: its name in the form and in links,
+    if that is another; ``on``: the choice of that control for which a switch is on.  ``label``: what people call it.
+    ``empty``: what an empty control stands for, where the default is None.
     ``flag``: its name on the command line, if that is another than the control's.  ``file``: a switch whose result is a
     text of its own, which the command line writes to a path.
     """
@@ -154,11 +154,11 @@ _ROWS = (
     RunOption(
         name="budget_mib", kind=OptionKind.INT, default=None, minimum=1,
         summary="MiB that the pool may reserve in all; else no limit",
-        decides=False, form="cache", control="budget", label="Budget, MiB", empty="none",
+        decides=False, form="budget", control="budget", label="Budget, MiB", empty="none",
     ),
     RunOption(
         name="hard_budget", kind=OptionKind.BOOL, default=False, summary="fail rather than exceed the budget",
-        needs="budget_mib", decides=False, form="cache", control="hard", label="Fail rather than exceed it",
+        needs="budget_mib", decides=False, form="budget", control="hard", label="Fail rather than exceed it",
     ),
     RunOption(
         name="kv", kind=OptionKind.CHOICE, default="static", choices=tuple(KV_MODES),

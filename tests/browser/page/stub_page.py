@@ -36,7 +36,7 @@ class Opened:
 
     def __call__(
         self, query: str = "", *, software: bool = False, gpu: bool = True, stub: bool = True, model: bool = True,
-        manifest: bool = True, older: bool = False, **context: Any,
+        manifest: bool = True, older: bool = False, options: str | None = None, **context: Any,
     ) -> Page:  # fmt: skip
         opened = self._browser.new_context(**context)
         self._contexts.append(opened)
@@ -50,6 +50,8 @@ class Opened:
             fulfil(
                 page, "**/worker.js", body=stub_script(software=software, older=older), content_type="text/javascript"
             )
+        if options is not None:
+            fulfil(page, "**/run_options.js", body=options, content_type="text/javascript")
         if manifest:
             fulfil(page, "**/manifest.json", json={"schema": 1, "models": [MODEL] if model else []})
         else:

@@ -305,7 +305,7 @@ def test_ab_can_be_stopped_and_pairs_only_whole_runs(open_page: Opened) -> None:
     state(page, "done")
     settle(page)
     assert len(asked(page)) == 3
-    assert page.evaluate("stepwell.page.record.finish_reason") == "cancelled"
+    assert page.evaluate("stepwell.record.finish_reason") == "cancelled"
     expect(page.locator("#ab .aside")).to_have_text("2 of 6 runs")
     assert page.locator("#ab table").nth(1).locator("tbody tr").count() == 1
     assert "1 paired round [2.00, 2.00]" in page.inner_text("#ab .finding").replace("\xa0", " ")

@@ -29,7 +29,7 @@ def test_a_workload_needs_no_model_and_no_prompt(open_page: Opened) -> None:
     assert sent(page, "load") == []
     (message,) = sent(page, "run")
     assert message["request"] == {"workload": "kv64", "start": 2036, "policy": "bucket", "kv": "grow", "tokens": 5}
-    assert page.evaluate("stepwell.page.record.tokens[0].position") == 2036
+    assert page.evaluate("stepwell.record.tokens[0].position") == 2036
     assert page.evaluate("stepwell.error") is None
     assert "2 decode steps; the fill and the two steps after it" in page.inner_text("#answer-panel .figures + .note")
     assert "(2,036 positions)" in page.inner_text("#latency .note")
@@ -115,7 +115,7 @@ def test_stop_ends_a_comparison(open_page: Opened) -> None:
     page.click("#cancel")
     state(page, "done")
     assert len(sent(page, "run")) == 1
-    assert page.evaluate("stepwell.page.record.finish_reason") == "cancelled"
+    assert page.evaluate("stepwell.record.finish_reason") == "cancelled"
 
 
 def test_the_pool_panel_shows_classes_fill_drain_and_go(open_page: Opened) -> None:

@@ -3,17 +3,22 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
 from harness.page import record as records
-from tests.browser.page.stub_page import HERE, MODEL, Opened, open_page, run, sent, settle, state, table_rows
+from harness.site.build import options_script
+from stepwell.page.run_options import RUN_OPTIONS
+from tests.browser.page.stub_page import MODEL, Opened, open_page, run, sent, settle, state, table_rows
+from tests.support.paths import ROOT
+from tests.support.run_options import MADE_UP
 
 pytestmark = pytest.mark.browser
 __all__ = ["open_page"]  # the fixture
 
-DOCS = HERE.parent.parent / "docs" / "architecture.md"
+DOCS = ROOT / "docs" / "protocol.md"
 
 
 # ---- the contract ------------------------------------------------------------------------------------------------
@@ -21,14 +26,14 @@ DOCS = HERE.parent.parent / "docs" / "architecture.md"
 
 def test_message_types_are_those_of_the_document(open_page: Opened) -> None:
     text = DOCS.read_text(encoding="utf-8")
-    to_worker, from_worker = re.split(r"^Worker → page$", text.split("Page → worker")[1], flags=re.M)[:2]
+    to_worker, from_worker = text.split("### Page → worker")[1].split("### Worker → page")
     page = open_page()
     listed = page.evaluate(
         "async () => { const m = await import('./messages.js');"
         " return [Object.values(m.TO_WORKER), Object.values(m.FROM_WORKER)]; }"
     )
     written = [
-        re.findall(r"^\| `(\w+)` \|", part.split("Request:")[0], flags=re.M) for part in (to_worker, from_worker)
+        re.findall(r"^\| `(\w+)` \|", part.split("## The request")[0], flags=re.M) for part in (to_worker, from_worker)
     ]
     assert [sorted(part) for part in listed] == [sorted(part) for part in written]
 
@@ -61,6 +66,35 @@ def test_form_has_the_controls_of_the_document(open_page: Opened) -> None:
     assert page.evaluate(radios, "kv") == ["grow", "static"]
 
 
+def test_a_made_up_option_is_in_the_form_the_link_and_the_request(
+    open_page: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: Any = RUN_OPTIONS
+    monkeypatch.setitem(rows, MADE_UP.name, MADE_UP)
+    page = open_page(options=options_script())
+    state(page, "ready")
+    control = page.get_by_label("Made up")
+    found = control.evaluate(
+        "node => [node.name, node.type, node.value, node.min, node.max, node.required, node.title]"
+    )
+    assert found == ["made_up", "number", "7", "1", "9", True, "nobody asked for it"]
+    run(page, tokens="3", prompt="Hi")
+    run(page, made_up="4")
+    assert [message["request"].get("made_up") for message in sent(page, "run")] == [None, 4]
+    assert "&made_up=4" in page.url
+    page.fill("[name=made_up]", "10")
+    page.click("#run")
+    assert len(sent(page, "run")) == 2
+    page.fill("[name=made_up]", "4")
+    run(page, model="kv64")
+    expect(control).to_be_hidden()
+    assert "made_up" not in sent(page, "run")[-1]["request"]
+    again = open_page("?made_up=5&run=1", options=options_script())
+    state(again, "done")
+    assert sent(again, "run")[0]["request"]["made_up"] == 5
+    assert open_page.problems == []
+
+
 def test_start_is_quiet_and_asks_for_nothing_large_or_foreign(open_page: Opened, server_url: str) -> None:
     page = open_page()
     state(page, "ready")
@@ -72,7 +106,7 @@ def test_start_is_quiet_and_asks_for_nothing_large_or_foreign(open_page: Opened,
     assert "98\xa0MiB" in note and "Apache-2.0" in note
     for panel in ("pattern", "comparison", "ab", "latency", "pool", "memory", "counters", "runs"):
         expect(page.locator(f"#{panel}")).to_be_hidden()
-    assert page.evaluate("[stepwell.model, stepwell.page.record, stepwell.trace, stepwell.error]") == [None] * 4
+    assert page.evaluate("[stepwell.model, stepwell.record, stepwell.trace, stepwell.error]") == [None] * 4
     assert page.evaluate("stepwell.environment.browser") == "Stub 1.0"
 
 
@@ -139,9 +173,9 @@ def test_first_run_loads_the_model_and_streams_the_answer(open_page: Opened, ser
         }
     ]  # fmt: skip
     assert page.inner_text("#answer") == "w0 w1 w2 w3 w4 w5 w6 w7 end"
-    assert page.evaluate("stepwell.page.record.token_ids") == list(range(100, 108))
+    assert page.evaluate("stepwell.record.token_ids") == list(range(100, 108))
     assert page.evaluate("stepwell.model.layers") == 30
-    records.check(page.evaluate("stepwell.page.record"))
+    records.check(page.evaluate("stepwell.record"))
     figures = page.locator(".figures > div").all_inner_texts()
     pairs = dict(text.replace("\xa0", " ").split("\n") for text in figures)
     assert pairs["median per token"] == "10 ms" and pairs["first token"] == "5,000 ms"
@@ -206,7 +240,7 @@ def test_export_as_json_and_markdown(open_page: Opened) -> None:
         page.click("#export")
     assert download.value.suggested_filename == "stepwell-A-bucket-grow.json"
     saved = json.loads(Path(download.value.path()).read_text(encoding="utf-8"))
-    assert saved == page.evaluate("stepwell.page.record")
+    assert saved == page.evaluate("stepwell.record")
     page.get_by_role("button", name="Copy as Markdown").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     lines = page.evaluate("navigator.clipboard.readText()").splitlines()
@@ -255,8 +289,8 @@ def test_keyboard_runs_and_stops(open_page: Opened) -> None:
     expect(page.locator("#answer")).to_contain_text("w2")
     page.keyboard.press("Escape")
     state(page, "done")
-    assert page.evaluate("stepwell.page.record.finish_reason") == "cancelled"
-    assert 3 <= page.evaluate("stepwell.page.record.tokens.length") < 64
+    assert page.evaluate("stepwell.record.finish_reason") == "cancelled"
+    assert 3 <= page.evaluate("stepwell.record.tokens.length") < 64
     page.focus("#run")
     page.keyboard.press("Enter")
     state(page, "running")

@@ -152,7 +152,7 @@ def test_python_replays_a_run_of_this_page(open_page: Opened, tmp_path: Path) ->
     expect(page.locator("#what-if .finding")).to_be_visible()
     verdict = page.evaluate("stepwell.verdict")
     assert (verdict["baseline"]["label"], verdict["runs"], verdict["unit"]) == ("bucket", 12, "token")
-    created = page.evaluate("stepwell.page.record.tokens.map(token => token.buffers_created)")
+    created = page.evaluate("stepwell.record.tokens.map(token => token.buffers_created)")
     assert verdict["baseline"]["creates_per_token"] == pytest.approx(sum(created) / len(created), abs=0.5)
     choose(page, b"PK\x03\x04", "a.zip.gz")
     state(page, "error")
