@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness import ROOT
 from harness.page import record_schema
-from harness.page.record import SCHEMA
+from harness.page.record import SCHEMA_FILE
 from stepwell.launch.options import OPTIONS
 from stepwell.memory.policies import POLICIES
 from stepwell.options import Option, OptionKind
@@ -32,8 +32,8 @@ class Field(NamedTuple):
 
 def made() -> dict[Path, str]:
     """The files and what they should hold."""
-    schema = record_schema.complete(json.loads(SCHEMA.read_text(encoding="utf-8")))
-    return {SCHEMA: record_schema.dumps(schema) + "\n", PROTOCOL: render(schema)}
+    schema = record_schema.complete(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+    return {SCHEMA_FILE: record_schema.dumps(schema) + "\n", PROTOCOL: render(schema)}
 
 
 def render(schema: _Schema) -> str:

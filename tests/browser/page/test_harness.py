@@ -205,8 +205,8 @@ def test_a_long_prompt_is_told_in_parts_and_can_be_left_between_two(runner: Page
 
 
 def test_what_the_form_refuses_is_named(runner: PageRunner) -> None:
-    with pytest.raises(RunError, match="tokens=0"):
-        runner.run(Scenario("x", tokens=0))
+    with pytest.raises(RunError, match="prompt=: "):
+        runner.run(Scenario(""))
     with pytest.raises(RunError, match="no model 'other', only smollm2"):
         runner.run(Scenario("x", model="other"))
 

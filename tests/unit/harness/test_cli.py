@@ -363,6 +363,15 @@ def test_scenarios_reach_the_form(tmp_path: Path) -> None:
         assert Scenario("p", policy=policy).policy == policy
 
 
+def test_what_the_form_would_refuse_is_no_scenario() -> None:
+    for options, words in (
+        ({"tokens": 0}, "tokens: 0; it must be a whole number, 1 or more"),
+        ({"kv": "x"}, "kv: 'x'"),
+    ):
+        with pytest.raises(SetupError, match=words):
+            Scenario("p", **options)
+
+
 def test_a_workload_reaches_the_form() -> None:
     scenario = Scenario(workload="kv16", start=99, tokens=5, kv="grow", policy_options={"window": "4"}, budget_mib=1500)
     assert scenario.radios == {"model": "kv16", "kv": "grow", "policy": "adaptive"}

@@ -1,16 +1,19 @@
 """The table of run options: a made-up row is found everywhere; what is generated is what is committed."""
 
+import inspect
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.models import CommandInfo
 from typer.testing import CliRunner
 
 from harness import RunError, SetupError
 from harness.cli import app as cli
 from harness.cli import docs
+from harness.cli.page import with_page_options
 from harness.cli.run_options import takes_run_options
 from harness.page import record as records
 from harness.page import record_schema
@@ -32,8 +35,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> RunOption:
     """A row more, and the command that is made of the rows."""
     rows: Any = RUN_OPTIONS
     monkeypatch.setitem(rows, MADE_UP.name, MADE_UP)
-    monkeypatch.delattr(cli.run, "__signature__")
-    takes_run_options()(cli.run)
+    made_anew = with_page_options()(takes_run_options()(inspect.unwrap(cli.run)))
+    others = [command for command in cli.app.registered_commands if command.callback is not cli.run]
+    monkeypatch.setattr(cli.app, "registered_commands", [*others, CommandInfo(name="run", callback=made_anew)])
     return MADE_UP
 
 
@@ -71,7 +75,7 @@ def test_a_made_up_option_is_on_the_command_line_and_reaches_the_form(
 
 def test_a_made_up_option_is_in_the_schema_the_document_and_the_page(made_up: RunOption) -> None:
     files = docs.made()
-    schema = json.loads(files[records.SCHEMA])
+    schema = json.loads(files[records.SCHEMA_FILE])
     row = {"description": "nobody asked for it", "type": "integer", "minimum": 1, "maximum": 9}
     assert schema["properties"]["scenario"]["properties"]["made_up"] == row
     line = "| `made_up` | nobody asked for it | a whole number from 1 to 9 | `7` | model | `--made-up` | `made_up` |"
