@@ -6,16 +6,9 @@
  * The `launch` of an arm holds only what differs from `initial`, as in a request.
  */
 export function readListing({ launch_options: listed = [], ablation = [] }) {
-  const options = listed.map(({ default: initial, ...option }) => ({ ...option, initial: typed(initial, option.kind) }));
+  const options = listed.map(({ default: initial, ...option }) => ({ ...option, initial }));
   const arms = ablation.map(({ name, launch }) => ({ name, launch: changes(options, launch) }));
   return { options, arms };
-}
-
-/** A default may be written as a person would type it. */
-function typed(value, kind) {
-  if (value === null || value === undefined || value === "") return null;
-  if (kind === "bool") return String(value) === "true";
-  return kind === "choice" ? String(value) : Number(value);
 }
 
 /** What of `launch` differs from the defaults. */

@@ -58,9 +58,9 @@ def parameter(option: RunOption) -> inspect.Parameter:
         kind = _choices(option)
         default = kind(default)
     elif option.kind is OptionKind.VALUES:
-        help_text = f"name=value, may be repeated: {option.summary}"
+        help_text = f"{option.summary}: name=value, may be repeated"
     elif option.kind is OptionKind.TEXTS:
-        help_text = f"may be repeated: {option.summary}"
+        help_text = f"{option.summary}; may be repeated"
     elif option.kind in (OptionKind.BOOL, OptionKind.INT, OptionKind.FLOAT):
         default = option.default
     made = typer.Option(

@@ -71,10 +71,12 @@ class Scenario(RunRequest):
             value = getattr(self, option.name)
             if option.kind is OptionKind.VALUES:
                 values |= {option.field + name: str(text) for name, text in value.items()}
-            elif option.on:
-                values |= {option.field: option.on} if value else {}
-            elif option.form not in ("", RADIO) and option.kind is not OptionKind.BOOL:
-                values |= {option.field: self._text(option)} if self._goes_along(option) else {}
+            elif option.on and value:
+                values[option.field] = option.on
+            elif option.form in ("", RADIO) or option.kind is OptionKind.BOOL:
+                continue
+            elif not option.needs or getattr(self, option.needs):
+                values[option.field] = self._text(option)
         return values | ({"format": _synthetic(self.model).kind} if self.is_synthetic else {})
 
     @property
@@ -93,9 +95,6 @@ class Scenario(RunRequest):
         """The options that the form has for this kind of run."""
         kind = Where.MODEL if self.workload is None else Where.WORKLOAD
         return [option for option in RUN_OPTIONS.values() if option.where in (Where.ANY, kind)]
-
-    def _goes_along(self, option: RunOption) -> bool:
-        return not option.needs or bool(getattr(self, option.needs))
 
     def _text(self, option: RunOption) -> str:
         return option.write(getattr(self, option.name))

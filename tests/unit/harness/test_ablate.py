@@ -199,7 +199,8 @@ def test_the_files_have_what_was_asked_for() -> None:
     )
     assert "software adapter: its times are those of a CPU" in text
     assert "Chromium 156" in text
-    assert "python -m harness ablate --model smollm2 --tokens 4 --rounds 2 --kv static" in text
+    assert "python -m harness ablate --model smollm2 --tokens 4 --rounds 2 --kv static --policy adaptive" in text
+    assert text.startswith("# Ablation of the launch path: tiny, static KV, ")
     console = Console(width=80, record=True, file=StringIO())
     console.print(ablate_report.table(found))
     assert "+shared pass    0    0     0    0 0.75 133.33 2.500 2.00-3.00 2.500" in console.export_text()
