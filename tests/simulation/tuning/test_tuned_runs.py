@@ -129,9 +129,9 @@ def test_a_device_that_dies_while_it_is_tuned_is_an_error_and_the_page_goes_on(m
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        ({"workload": "kv16", "tune": True}, "kv16 has none"),
-        ({**RUN, "tune": True, "tune_ms": 0}, "tune_ms is 0; it must be 1 or more"),
-        ({**RUN, "tune": "yes"}, "tune is 'yes'; it must be of type bool"),
+        ({"workload": "kv16", "tune": True}, "tune is for a model; kv16 has no products to tune"),
+        ({**RUN, "tune": True, "tune_ms": 0}, "tune_ms: 0; it must be a whole number, 1 or more"),
+        ({**RUN, "tune": "yes"}, "tune: 'yes'; it must be true or false"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(model: Path, request_: dict[str, Any], words: str) -> None:
