@@ -181,7 +181,7 @@ def _stepwell() -> Any:
 
 def _options(policy: str, options: Mapping[str, OptionValue]) -> dict[str, Any]:
     """The ``options`` of ``policy`` as JS takes them."""
-    values = parse_options(policy, POLICIES[policy].options, options)
+    values = parse_options(POLICIES[policy].options, options, f"policy {policy}")
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
 
 
