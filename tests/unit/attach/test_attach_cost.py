@@ -5,11 +5,13 @@
 
 import pytest
 
-from stepwell.attach.keeper import POLICY_NAMES, Keeper
+from stepwell.attach.keeper import Keeper
+from stepwell.memory.policies import POLICIES, make_policy
 from tests.support.counted import lines_run
 from tests.unit.attach.test_attach_pool import node
 
-KEEPING = [name for name in POLICY_NAMES if name not in ("simple", "lazy_release", "disabled")]  # within a few steps
+_SLOW = ("simple", "lazy_release", "disabled")
+KEEPING = [name for name, entry in POLICIES.items() if entry.attached and name not in _SLOW]  # within a few steps
 BUFFERS = 32  # of a step
 
 STEPS = """
@@ -67,7 +69,7 @@ def test_javascripts_pair_costs_the_same_whatever_the_pool_holds() -> None:
 @pytest.mark.parametrize("policy", KEEPING)
 def test_pythons_pair_costs_the_same_whatever_the_pool_holds(policy: str) -> None:
     def pair_cost(others: int) -> int:
-        keeper = Keeper(policy)
+        keeper = Keeper(lambda: make_policy(policy))
         for _ in range(others):
             assert keeper.acquire(0x8C, 1024) == 0
             keeper.created(0x8C, 1024)
