@@ -68,7 +68,6 @@ def run(command: str, root: Path) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
