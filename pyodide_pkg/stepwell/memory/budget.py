@@ -2,6 +2,7 @@
 
 from stepwell.errors import BadRequest
 
+# a limit falls and rises by these factors, and rises once in this number of runs
 SHRINK = 0.7
 GROW = 1.05
 RUNS_PER_GROWTH = 1000

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from stepwell.gpu.device import Device
 from stepwell.memory.slots import Slot
 
-POISON = 0xA5
-QUARANTINE_RUNS = 2
+POISON = 0xA5  # each byte of a released buffer
+QUARANTINE_RUNS = 2  # until it can serve again
 _CHUNK_BYTES = 1 << 20
 
 

@@ -25,6 +25,7 @@ USAGE: Mapping[Role, BufferUsage] = {
     Role.STAGING: BufferUsage.MAP_READ | BufferUsage.COPY_DST,
     Role.PINNED: _STORAGE,
 }
+"""What WebGPU may do with a buffer of a role."""
 _BINDING_LIMIT = {Role.UNIFORM: "maxUniformBufferBindingSize", Role.STAGING: "maxBufferSize"}
 
 

@@ -41,7 +41,7 @@ class Slot:
     used_until: int = 0
     dirty_bytes: int = 0  # from the start of the buffer: what leases may have written since it was zero
     condemned: bool = False  # to destroy at the flush
-    suspect: bool = False  # created when memory ran out: it may have no memory behind it
+    suspect: bool = False  # created when memory ran out: it may have none
     pins: int = 0
 
 

@@ -88,6 +88,7 @@ POLICIES: Mapping[str, PolicyEntry] = {
     ),
     "disabled": PolicyEntry(Disabled, "no reuse; every request creates a buffer", attached=True, tried_attached=({},)),
 }
+"""Name → what makes a policy, what it does in a sentence, and its options."""
 
 
 def make_policy(name: str, **options: OptionValue) -> Policy:

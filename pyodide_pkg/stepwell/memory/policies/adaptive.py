@@ -27,11 +27,11 @@ from stepwell.memory.policies.base import Policy, Request, round_up
 from stepwell.memory.policies.high_water import WIDEST_WINDOW, SizeClass, cost_per_byte
 from stepwell.memory.policies.size_classes import PHASES, even_series, phase_of, shared_series, staggered_series
 
-WINDOW = 8
+WINDOW = 8  # runs
 GROWTH = 0.0  # chosen by the number of KV tensors
 FEW_TENSORS = 20  # what bucket keeps of its 4 MiB class: up to here, its fixed limits are enough
-GROWTH_OF_MANY = 1.25
-BORROW = 1.25
+GROWTH_OF_MANY = 1.25  # from class to class of more tensors
+BORROW = 1.25  # how many times its bytes a request may borrow
 _KV_PATIENCE_RUNS = 2
 _KV = Role.KV  # looking a member up on its class costs more than the comparison
 

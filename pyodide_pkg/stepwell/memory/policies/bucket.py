@@ -50,7 +50,7 @@ ORT_LIMITS: Mapping[int, int] = {
 }
 """Bytes of a size class → the number of free buffers it keeps."""
 
-ERAS = ("A", "B", "C")
+ERAS = ("A", "B", "C")  # see above
 
 
 class Bucket(Policy):

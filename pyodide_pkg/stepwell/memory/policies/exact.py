@@ -11,8 +11,8 @@ from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Policy, Request, round_up
 from stepwell.memory.policies.free_lists import FreeLists
 
-CAP = 64
-LARGEST_BYTES = 64 << 20
+CAP = 64  # free buffers of a size
+LARGEST_BYTES = 64 << 20  # of a buffer that is kept
 
 
 class Exact(Policy):

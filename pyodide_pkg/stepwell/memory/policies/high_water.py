@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-WIDEST_WINDOW = 256
+WIDEST_WINDOW = 256  # runs
 _CREATE_US = 50.0
 _CREATE_US_PER_BYTE = 300 / (1 << 20)
 _CHEAP_BYTES = 4 << 20

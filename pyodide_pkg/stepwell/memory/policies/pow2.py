@@ -10,7 +10,7 @@ from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Policy, Request
 from stepwell.memory.policies.free_lists import FreeLists
 
-SMALLEST_CLASS = 64 << 10
+SMALLEST_CLASS = 64 << 10  # bytes
 
 
 class Pow2(Policy):
