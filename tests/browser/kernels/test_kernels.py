@@ -795,7 +795,7 @@ BATCHES: tuple[tuple[Any, Any], ...] = (
 
 
 TESTED_ELSEWHERE = {
-    "kv_pattern": "test_kv_pattern_browser.py",  # a workload, tested with it
+    "kv_pattern": "../model/test_kv_pattern_browser.py",  # a workload, tested with it
     "matvec": "test_fused_kernels.py",
     "rope_turns": "test_fused_kernels.py",
     "attention_decode": "test_fused_kernels.py",
