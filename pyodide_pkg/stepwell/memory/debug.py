@@ -10,7 +10,9 @@ from stepwell.gpu.device import Device
 from stepwell.memory.slots import Slot
 
 POISON = 0xA5
+"""The byte that released buffers are filled with."""
 QUARANTINE_RUNS = 2
+"""Runs for which a released buffer is kept aside."""
 _CHUNK_BYTES = 1 << 20
 
 

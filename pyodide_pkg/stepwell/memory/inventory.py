@@ -25,6 +25,7 @@ USAGE: Mapping[Role, BufferUsage] = {
     Role.STAGING: BufferUsage.MAP_READ | BufferUsage.COPY_DST,
     Role.PINNED: _STORAGE,
 }
+"""The usage of the buffers of each role."""
 _BINDING_LIMIT = {Role.UNIFORM: "maxUniformBufferBindingSize", Role.STAGING: "maxBufferSize"}
 
 

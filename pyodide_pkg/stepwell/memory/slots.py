@@ -1,4 +1,4 @@
-"""What the pool knows of each GPU buffer it owns, and of the destroyed ones that the GPU may still be using."""
+"""The books on each GPU buffer of the pool, and on destroyed ones that the GPU may still be using."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ class Slot:
     used_until: int = 0
     dirty_bytes: int = 0  # from the start of the buffer: what leases may have written since it was zero
     condemned: bool = False  # to destroy at the flush
-    suspect: bool = False  # created when memory ran out: it may have no memory behind it
+    suspect: bool = False  # created when memory ran out: it may have no memory at all
     pins: int = 0
 
 

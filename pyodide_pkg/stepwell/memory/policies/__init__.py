@@ -88,6 +88,7 @@ POLICIES: Mapping[str, PolicyEntry] = {
     ),
     "disabled": PolicyEntry(Disabled, "no reuse; every request creates a buffer", attached=True, tried_attached=({},)),
 }
+"""The policies by name."""
 
 
 def make_policy(name: str, **options: OptionValue) -> Policy:

@@ -28,10 +28,15 @@ from stepwell.memory.policies.high_water import WIDEST_WINDOW, SizeClass, cost_p
 from stepwell.memory.policies.size_classes import PHASES, even_series, phase_of, shared_series, staggered_series
 
 WINDOW = 8
-GROWTH = 0.0  # chosen by the number of KV tensors
-FEW_TENSORS = 20  # what bucket keeps of its 4 MiB class: up to here, its fixed limits are enough
+"""Runs whose high-water mark is remembered."""
+GROWTH = 0.0
+"""The ratio of KV size classes; 0: chosen by the number of KV tensors."""
+FEW_TENSORS = 20
+"""The free buffers that ``bucket`` keeps of its 4 MiB class: up to as many tensors, its fixed limits are enough."""
 GROWTH_OF_MANY = 1.25
+"""The ratio of KV size classes for more tensors."""
 BORROW = 1.25
+"""A request takes a free buffer of a larger class that is at most this many times its own."""
 _KV_PATIENCE_RUNS = 2
 _KV = Role.KV  # looking a member up on its class costs more than the comparison
 

@@ -51,6 +51,7 @@ ORT_LIMITS: Mapping[int, int] = {
 """Bytes of a size class → the number of free buffers it keeps."""
 
 ERAS = ("A", "B", "C")
+"""The versions of the pool in onnxruntime-web."""
 
 
 class Bucket(Policy):

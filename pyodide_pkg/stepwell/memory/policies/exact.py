@@ -12,7 +12,9 @@ from stepwell.memory.policies.base import Policy, Request, round_up
 from stepwell.memory.policies.free_lists import FreeLists
 
 CAP = 64
+"""Free buffers kept per size."""
 LARGEST_BYTES = 64 << 20
+"""The largest buffer that is kept."""
 
 
 class Exact(Policy):

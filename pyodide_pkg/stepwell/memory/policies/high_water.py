@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 WIDEST_WINDOW = 256
+"""The most runs that can be remembered."""
 _CREATE_US = 50.0
 _CREATE_US_PER_BYTE = 300 / (1 << 20)
 _CHEAP_BYTES = 4 << 20

@@ -11,6 +11,7 @@ from stepwell.memory.policies.base import Policy, Request
 from stepwell.memory.policies.free_lists import FreeLists
 
 SMALLEST_CLASS = 64 << 10
+"""Bytes of the smallest class."""
 
 
 class Pow2(Policy):
