@@ -24,6 +24,7 @@ from harness.site.process import Report
 from stepwell.launch.options import ABLATION, LaunchOptions
 
 MAIN = ABLATION[0][0]
+"""The first arm: no switch on."""
 WARM_UP = 8  # the prefill, the steps that record and verify plans, and those that fill the readback ring
 COUNTS = {
     "passes_per_token": "passes",
@@ -33,7 +34,9 @@ COUNTS = {
     "launches_per_token": "launches",
     "replayed_per_token": "replayed",
 }
+"""The counts of the table, and the counters they are means of."""
 RunScenario = Callable[[Scenario], Record]
+"""A function that runs a scenario and returns its record."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,9 @@ from harness.page.summary import adapter_name, is_software, plain_table
 from stepwell.launch.options import Params
 
 SCHEMA = 1
+"""The version of the JSON."""
 FEW_ROUNDS = 5
+"""Rounds below which intervals say little."""
 _COUNTS = {
     "passes": "passes_per_token",
     "groups": "bind_groups_per_token",

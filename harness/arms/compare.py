@@ -19,9 +19,12 @@ from harness.page.summary import size
 from harness.site.process import Report
 
 CONTROL = "static"
+"""The arm that ratios are to."""
 WARM_UP = 3  # the fill, and the two steps in which every policy makes the first sets of tensors
 SCHEMA = 1
+"""The version of the JSON."""
 Fields = dict[str, Any]
+"""Fields of a scenario, with their values."""
 
 
 @dataclass(frozen=True, kw_only=True)

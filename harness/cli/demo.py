@@ -12,7 +12,9 @@ from harness.page.scenario import Scenario
 from harness.page.summary import label
 
 QUESTION = "What is the capital of France?"
+"""The prompt."""
 TOKENS = 64
+"""Tokens of an answer."""
 
 
 def scenarios(tokens: int = TOKENS) -> list[Scenario]:

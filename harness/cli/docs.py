@@ -18,6 +18,7 @@ from stepwell.page.run_options import RUN_OPTIONS, RunOption
 from stepwell.page.what_if import OPTIONS as QUESTION
 
 PROTOCOL = ROOT / "docs" / "protocol.md"
+"""The page of the protocol."""
 _ELSEWHERE = {"scenario", "options"}  # of the record: the tables before it have what they hold
 _Schema = Mapping[str, Any]
 

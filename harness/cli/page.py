@@ -27,6 +27,7 @@ from harness.site.server import SiteServer
 
 console = Console(stderr=True)
 SOFTWARE_NOTE = "[yellow]Software adapter: the times are those of this machine's CPU, not of a GPU.[/]"
+"""The remark on times of a software adapter."""
 
 
 @dataclass(frozen=True, kw_only=True)

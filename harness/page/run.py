@@ -50,6 +50,7 @@ class Interrupt:
 
     @contextmanager
     def catch(self) -> Iterator[Self]:
+        """Take the first Ctrl-C, in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -123,6 +124,7 @@ class PageRunner:
 
     @property
     def page(self) -> Page:
+        """The page that is driven."""
         return self._page
 
     def run(self, scenario: Scenario, on_text: OnText = lambda _: None, on_phase: OnText = lambda _: None) -> Record:

@@ -31,6 +31,7 @@ from harness.site.process import Report
 from stepwell.attach.bundle import script
 from stepwell.page.run_options import RUN_OPTIONS
 
+# files of the built site
 MANIFEST = "manifest.json"
 ATTACH = "stepwell-attach.js"
 OPTIONS = "run_options.js"
@@ -223,7 +224,7 @@ def _add_onnx_models(dist: Path) -> set[str]:
 
 
 def _remove_strangers(dist: Path, kept: set[str]) -> None:
-    """Delete what an earlier build left behind, so that the site is what the manifest says."""
+    """Delete the files of earlier builds, so that the site has those of the manifest alone."""
     for folder, _, names in os.walk(dist, topdown=False):
         for name in names:
             path = Path(folder) / name

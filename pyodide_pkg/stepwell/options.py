@@ -13,6 +13,7 @@ from stepwell.errors import BadRequest
 Limits = Mapping[int, int]
 """Bytes of a size class → the number of free buffers it keeps."""
 OptionValue = int | float | bool | str | Limits
+"""A value of an option; the text of a CHOICE or TEXT."""
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _ENTRY = re.compile(r"\s*([\d.]+)\s*([A-Za-z]*)\s*:\s*(\d+)\s*")
 _ESCAPES = str.maketrans({"\\": "\\\\", "|": "\\|", "\n": "\\n", "\t": "\\t"})

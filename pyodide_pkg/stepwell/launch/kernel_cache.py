@@ -23,9 +23,9 @@ from stepwell.step.recorder import Variant
 
 Shape = tuple[int, ...]
 Use = tuple[str, Shape, Variant]
-"""(node, shape class, pipeline): what a launch says of itself."""
+"""(node, shape class, variant) of a launch."""
 OnEvict = Callable[[frozenset[int], frozenset[int]], None]
-"""Called with the handles of pipelines and buffers that are about to go."""
+"""A function called with the handles of pipelines and buffers that are about to be destroyed."""
 _NO_SESSION = 0
 
 
@@ -70,7 +70,7 @@ class KernelCache:
         self.on_evict: list[OnEvict] = []
 
     def __len__(self) -> int:
-        """How many pipelines there are."""
+        """The number of pipelines."""
         return len(self._kernels)
 
     def __getitem__(self, variant: Variant) -> Kernel:
@@ -108,7 +108,7 @@ class KernelCache:
         return buffer
 
     def missing(self, uses: Iterable[Use | Variant]) -> list[Variant]:
-        """The pipelines that are to be compiled first."""
+        """The variants of ``uses`` that are not compiled yet."""
         self._forget_lost()
         return sorted({variant for _, _, variant in _uses(uses)} - self._kernels.keys(), key=str)
 
@@ -147,10 +147,10 @@ class KernelCache:
     # ---- giving back ------------------------------------------------------------------------------------------------
 
     def release_workspaces(self) -> None:
-        """Give all workspaces back, the pipelines stay: the next step leases what it needs anew.
+        """Give all workspaces back, for a step that was abandoned; the next step leases those that it needs anew.
 
-        For a step that was abandoned.  When memory ran out the idle ones are wanted elsewhere, and the latest ones may
-        have no memory behind them.
+        When memory ran out, idle workspaces are wanted elsewhere, and the latest ones may have no memory at all.
+        Pipelines stay.
         """
         self._forget_lost()
         buffers = [buffer for entry in self._entries() for buffer in entry.workspaces.values()]
@@ -273,7 +273,7 @@ class KernelCache:
             self._device.destroy(pipeline)
 
     def _forget_lost(self) -> None:
-        """What died with a device is not there any more."""
+        """Forget what died with a device."""
         if self._generation != self._pool.inventory.generation:
             self._generation = self._pool.inventory.generation
             self._forget()

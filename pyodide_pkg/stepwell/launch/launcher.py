@@ -1,4 +1,4 @@
-"""The launcher: a recorded step becomes flat programs, and one that comes again becomes a plan."""
+"""The launcher: it turns a recorded step into flat programs, and a step that comes again into a plan."""
 
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
@@ -134,7 +134,7 @@ class Launcher:
         return plan
 
     def replay(self, plan: Plan, position: int, rows: int, staging: Buffer, draw: int = 0) -> None:
-        """Submit the step that ``plan`` was recorded from, with other scalars."""
+        """Submit the step of ``plan``, with other scalars."""
         self._check_turn()
         if self.pool.debug:
             self.pool.inventory.check_live(plan.buffers)
@@ -194,7 +194,7 @@ class Launcher:
         self.counters.upload_bytes += len(data)
 
     async def wait(self) -> None:
-        """Until all submitted work is done."""
+        """Wait until all submitted work is done."""
         self.counters.syncs += 1
         await fence(self.pool)
 
@@ -268,13 +268,13 @@ class Launcher:
             raise UsageError("a step of another task is under way: submit yours within `async with pool.step()`.")
 
     def _check_groups(self, assembly: Assembly) -> None:
-        """UsageError if the cache cannot hold the step's bind groups: then some are gone already."""
+        """Raise UsageError if the cache cannot hold the step's bind groups: then some are gone already."""
         needed, bound = len(assembly.groups), self.bind_groups.bound
         if self.options.bind_group_cache and needed > bound:
             raise UsageError(f"the step has {needed:,} bind groups, the cache holds {bound:,}. Set bind_groups higher.")
 
     def _destroy_groups(self, assembly: Assembly) -> None:
-        """Those that no cache holds."""
+        """The bind groups of the step that no cache holds."""
         try:
             for group in assembly.own_groups:
                 self.device.destroy(group)

@@ -1,4 +1,4 @@
-"""How steps are launched: every switch of the launch path, and the arms of the ablation that adds one at a time."""
+"""The switches of the launch path, and the arms of the ablation that adds one at a time."""
 
 import os
 from collections.abc import Mapping
@@ -9,7 +9,9 @@ from typing import Any, Self
 from stepwell.options import Option, OptionKind, parse_options
 
 VARIANTS_VARIABLE = "STEPWELL_KERNEL_VARIANTS_PER_NODE"
+"""The environment variable that bounds the kernel variants per node."""
 VARIANTS_PER_NODE = 4
+"""The bound without it."""
 
 
 class Params(StrEnum):
@@ -22,14 +24,16 @@ class Params(StrEnum):
 
 
 class Kernels(StrEnum):
-    """The family of kernels: what a thread has to do."""
+    """The family of kernels: how much a thread does."""
 
-    AUTO = "auto"  # the one that is made for this adapter
+    AUTO = "auto"  # the one made for this adapter
     QUAD = "quad"  # much, in workgroups of few: for CPU adapters
     SPLIT = "split"  # little, in workgroups of many: for GPUs
 
 
 class Switch(StrEnum):
+    """A switch that the adapter may decide."""
+
     AUTO = "auto"  # on where this adapter is faster with it
     ON = "on"  # or an error that says why not
     OFF = "off"
@@ -84,6 +88,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("tuned", OptionKind.BOOL, True, "kernels as they were tuned for this adapter, where they were"),
 )  # fmt: skip
+"""The switches, a row each."""
 _BY_NAME = {option.name: option for option in OPTIONS}
 
 

@@ -13,29 +13,31 @@ from stepwell.gpu.program import STEP_BYTES
 from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
 
-Words = tuple[int, ...]  # position, rows, length, draw; 0 for what the slot's kernel does not read
+Words = tuple[int, ...]
+"""The words of a slot: position, rows, length, draw; 0 for those that its kernel does not read."""
 
 
 class Parameters(Protocol):
     """Hands out the slots of a step's launches, in order."""
 
-    def begin_step(self) -> None: ...
+    def begin_step(self) -> None:
+        """Begin the slots of a step."""
 
     def flushed(self) -> None:
-        """Everything recorded was submitted in the middle of a step: the host reads or writes."""
+        """Note that everything recorded was submitted in the middle of a step, because the host reads or writes."""
 
     def slot(self, pipeline: int) -> Binding:
         """The slot of the next launch."""
 
     def forget(self, pipelines: Iterable[int], buffers: Iterable[int]) -> None:
-        """Pipelines are about to go (the signature is that of ``KernelCache.on_evict``)."""
+        """Forget ``pipelines``, which are about to be destroyed (the signature is that of ``KernelCache.on_evict``)."""
 
     def clear(self) -> None:
         """Give the buffers back; the next launches get new ones."""
 
 
 class Arena:
-    """Slots one after the other in uniform buffers, as many as are asked for."""
+    """Slots one after the other in uniform buffers, any number of them."""
 
     def __init__(self, pool: BufferPool) -> None:
         limits = pool.device.info.limits
@@ -47,7 +49,7 @@ class Arena:
         self._generation = pool.inventory.generation
 
     def renewed(self) -> bool:
-        """Whether the buffers died with their device; then there are none any more."""
+        """Whether the buffers died with their device and were dropped."""
         if self._generation == self._pool.inventory.generation:
             return False
         self._generation = self._pool.inventory.generation
@@ -65,6 +67,7 @@ class Arena:
         return Binding(self._buffers[number].id, place * self._stride, STEP_BYTES)
 
     def clear(self) -> None:
+        """Give the buffers back; the next slots are in new ones."""
         if not self.renewed():
             for buffer in self._buffers:
                 self._pool.release(buffer)
@@ -95,7 +98,7 @@ class UniformPool:
         return self._slots[self._next - 1]
 
     def forget(self, pipelines: Iterable[int], buffers: Iterable[int]) -> None:
-        """Slots are nobody's."""
+        """Do nothing: slots belong to no pipeline."""
 
     def clear(self) -> None:
         self._slots.clear()
@@ -118,7 +121,7 @@ class CallSites:
             self._free.clear()
 
     def flushed(self) -> None:
-        """Slots do not depend on it."""
+        """Do nothing: slots do not depend on it."""
 
     def slot(self, pipeline: int) -> Binding:
         number = self._launched.get(pipeline, 0)
@@ -130,7 +133,7 @@ class CallSites:
         return slot
 
     def forget(self, pipelines: Iterable[int], buffers: Iterable[int]) -> None:
-        """Their slots serve other sites: else kernels that come and go would take ever more."""
+        """Give the slots of ``pipelines`` to other sites: else kernels that come and go would take ever more."""
         gone = frozenset(pipelines)
         for site in [site for site in self._slots if site[0] in gone]:
             self._free.append(self._slots.pop(site))
@@ -142,22 +145,24 @@ class CallSites:
 
 
 class Shadow:
-    """What each slot holds: the words of the last write that was really issued.  Never of tensor data."""
+    """The words that each slot holds: those of the last write that was issued.  It knows nothing of tensor data."""
 
     def __init__(self) -> None:
         self._words: dict[Binding, Words] = {}
 
     def holds(self, slot: Binding, words: Words) -> bool:
+        """Whether ``slot`` is known to hold ``words``."""
         return self._words.get(slot) == words
 
     def issued(self, writes: Mapping[Binding, Words]) -> None:
+        """Note ``writes`` (slot -> words) that were issued."""
         self._words.update(writes)
 
     def doubt(self, slots: Iterable[Binding]) -> None:
-        """These may have been written, with something that is not known here, or not at all."""
+        """Forget ``slots``: they may have been written with words that are not known here, or not at all."""
         for slot in slots:
             self._words.pop(slot, None)
 
     def clear(self) -> None:
-        """Nothing is known: slots were replaced, or written behind our back."""
+        """Forget every slot: they were replaced, or written by others."""
         self._words.clear()

@@ -15,12 +15,13 @@ from stepwell.memory.buffer import Buffer
 from stepwell.memory.pool import BufferPool
 
 DEFAULT_PLANS = 8
+"""Plans per session by default."""
 _SEEN = 8  # keys remembered per plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """``counts`` is what a replay costs; ``last_position`` the largest one that its copies have room for."""
+    """A recorded step.  ``counts``: those of a replay; ``last_position``: the last that its copies have room for."""
 
     handle: int  # of Device.create_plan
     key: Hashable
@@ -39,7 +40,7 @@ class Plan:
 class Plans:
     """At most ``bound`` plans per session; the least recently used one of its own makes room.
 
-    A growing cache with K steps in flight needs K + 2, or each is gone when its turn comes.
+    A growing cache with K steps in flight needs K + 2 plans, or each is evicted before its turn comes.
     """
 
     def __init__(self, pool: BufferPool, bound: int = DEFAULT_PLANS) -> None:
@@ -47,7 +48,7 @@ class Plans:
         self._bound = bound
         self._plans: dict[Hashable, Plan] = {}  # oldest use first
         self._seen: dict[int, dict[Hashable, int]] = {}  # by session; the latest last
-        self._dead: list[Plan] = []  # to be taken apart when nobody is in the middle of something
+        self._dead: list[Plan] = []  # to be taken apart when no step is being issued
         self.recorded = self.replayed = self.invalidated = 0
         self.refused: Counter[str] = Counter()
         pool.inventory.before_destroy.append(self.drop_buffer)
@@ -56,7 +57,7 @@ class Plans:
         return len(self._plans)
 
     def get(self, key: Hashable) -> Plan | None:
-        """The plan of ``key``; what was dropped since is taken apart first."""
+        """The plan of ``key``, if there is one; dropped plans are taken apart first."""
         if self._dead:
             self.sweep()
         plan = self._plans.pop(key, None)
@@ -65,7 +66,7 @@ class Plans:
         return plan
 
     def sightings(self, key: Hashable, owner: int) -> int:
-        """How often ``owner`` has had ``key`` before now (but for what is so long ago that it does not count)."""
+        """Times that ``owner`` had ``key`` before, as far back as ``_SEEN`` keys per plan."""
         seen = self._seen.setdefault(owner, {})
         before = seen.pop(key, 0)
         seen[key] = before + 1
@@ -74,6 +75,7 @@ class Plans:
         return before
 
     def add(self, plan: Plan) -> None:
+        """Keep ``plan``; the least recently used one of its owner makes room."""
         self._plans[plan.key] = plan
         self.recorded += 1
         own = [other for other in self._plans.values() if other.owner == plan.owner]
@@ -84,39 +86,41 @@ class Plans:
     # ---- capture safety ---------------------------------------------------------------------------------------------
 
     def drop_buffer(self, buffer: int) -> None:
-        """A buffer is about to be destroyed."""
+        """Drop the plans of ``buffer``, which is about to be destroyed."""
         if self._plans:
             self.invalidated += self._drop(lambda plan: buffer in plan.buffers)
 
     def drop_group(self, group: int) -> None:
-        """A bind group is about to be destroyed."""
+        """Drop the plans of ``group``, a bind group that is about to be destroyed."""
         if self._plans:
             self.invalidated += self._drop(lambda plan: group in plan.groups)
 
     def drop_variant(self, pipelines: Iterable[int], buffers: Iterable[int]) -> None:
-        """Pipelines and workspaces are about to go."""
+        """Drop the plans of ``pipelines`` and workspaces ``buffers``, which are about to be destroyed."""
         gone, freed = frozenset(pipelines), frozenset(buffers)
         self.invalidated += self._drop(
             lambda plan: not (gone.isdisjoint(plan.pipelines) and freed.isdisjoint(plan.buffers))
         )
 
     def discard(self, plan: Plan) -> None:
-        """A plan that cannot be trusted."""
+        """Drop ``plan``, which cannot be trusted."""
         self.invalidated += self._drop(lambda other: other is plan)
         self.sweep()
 
     def forget(self, owner: int) -> None:
-        """A session ends."""
+        """Drop the plans of ``owner``, a session that ends."""
         self._drop(lambda plan: plan.owner == owner)
         self._seen.pop(owner, None)
         self.sweep()
 
     def clear(self) -> None:
+        """Drop every plan."""
         self._drop(lambda _: True)
         self._seen.clear()
         self.sweep()
 
     def close(self) -> None:
+        """Drop every plan and watch the pool no longer."""
         self.clear()
         self._pool.inventory.before_destroy.remove(self.drop_buffer)
 

@@ -4,8 +4,11 @@ from stepwell.errors import BadRequest
 
 # a limit falls and rises by these factors, and rises once in this number of runs
 SHRINK = 0.7
+"""The factor of the budget when memory ran out."""
 GROW = 1.05
+"""The factor by which a lowered budget grows again."""
 RUNS_PER_GROWTH = 1000
+"""Runs without running out after which it grows."""
 
 
 class Budget:

@@ -1,4 +1,4 @@
-"""What the pool knows of each GPU buffer it owns, and of the destroyed ones that the GPU may still be using."""
+"""The books on each GPU buffer of the pool, and on destroyed ones that the GPU may still be using."""
 
 from collections import deque
 from dataclasses import dataclass, field

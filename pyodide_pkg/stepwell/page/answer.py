@@ -1,4 +1,4 @@
-"""An answer of the loaded model.  Where that is asked for, kernels are tuned before it, and timed after it."""
+"""An answer of the loaded model; on request, kernels are tuned before it and timed after it."""
 
 from contextlib import aclosing
 from typing import Any
@@ -67,7 +67,7 @@ class AnswerRun(PageRun):
         return record
 
     async def _answer(self, session: DecodeSession, record: RunRecord, stops: StopMatcher) -> None:
-        """Text as it grows; what may be the beginning of a stop string is withheld."""
+        """Yield text as it grows; text that may be the beginning of a stop string is withheld."""
         # when end-of-generation tokens are fed back like any other, the text shows them
         detokenizer = self._model.detokenizer(skip_special=not self._request.ignore_eos)
         self._outbox.enter("prefill", f"Reading {len(record.prompt_ids):,} prompt tokens")
@@ -93,7 +93,7 @@ class AnswerRun(PageRun):
         record.finish_reason = reason
 
     async def _tune(self, budget_ms: int) -> bool:
-        """Tune the kernels of the model's decode steps; the page keeps what is found.  Whether the run goes on."""
+        """Tune the kernels of the model's decode steps, for the page to keep.  Returns False if cancelled."""
         from stepwell.tuning.autotune import Autotuner  # when it is wanted, not at the start of the page
 
         self._outbox.enter("tuning", "Tuning kernels for this adapter")
@@ -110,14 +110,14 @@ class AnswerRun(PageRun):
         return not tuner.cancelled
 
     def _timer(self, positions: int, context: int) -> Launcher:
-        """The launcher that kernels are timed with after a run of so many positions, once it is clear that they can."""
+        """The launcher that times kernels after a run of ``positions``, checked to fit in ``context``."""
         from stepwell.profiling import kernel_times  # not at the start of the page
 
         kernel_times.check(self._launcher.device, positions, context)
         return self._engines.get(kernel_times.timing_options(self._request.launch_options))
 
     async def _time_kernels(self, session: DecodeSession, record: RunRecord, timer: Launcher) -> None:
-        """The step behind the last token, kernel by kernel."""
+        """Time the step after the last token, kernel by kernel."""
         from stepwell.profiling import kernel_times
 
         self._outbox.enter("decode", "Timing each kernel")

@@ -35,7 +35,7 @@ def describe_workloads() -> list[dict[str, Any]]:
 
 
 def describe_synthetic() -> list[dict[str, Any]]:
-    """``sizes``: bytes on the GPU by tensor format, the default first."""
+    """The synthetic models; ``sizes`` are bytes on the GPU by tensor format, the default first."""
     formats = sorted(LAYOUT_OF_FORMAT, key=lambda kind: kind != DEFAULT_FORMAT)
     rows = []
     for shape, found in SHAPES.items():
@@ -47,17 +47,17 @@ def describe_synthetic() -> list[dict[str, Any]]:
 
 
 def describe_launch_options() -> list[dict[str, Any]]:
-    """``default`` null: chosen by the launcher; a bound that is infinite is null."""
+    """The launch options; a ``default`` of null is chosen by the launcher, a bound of null is infinite."""
     return [option.describe() for option in OPTIONS]
 
 
 def describe_ablation() -> list[dict[str, Any]]:
-    """The arms; ``launch`` is what a request for one carries."""
+    """The arms of the ablation; ``launch`` has the options of a request for one."""
     return [{"name": name, "launch": options.changes()} for name, options in ABLATION]
 
 
 def describe_environment(info: DeviceInfo, host: Mapping[str, Any]) -> dict[str, object]:
-    """``environment`` of a record: the device, and what only the page knows (``host``)."""
+    """The ``environment`` of a record: the device, and ``host``, which only the page knows."""
     return {
         "adapter": {
             "vendor": info.vendor,
@@ -80,7 +80,7 @@ def describe_environment(info: DeviceInfo, host: Mapping[str, Any]) -> dict[str,
 
 
 def describe_classes(pool: BufferPool) -> list[dict[str, Any]]:
-    """The classes that the chosen policy serves.  ``keeps``: free buffers it would keep, None: no limit."""
+    """The classes that the chosen policy serves; ``keeps``: free buffers it would keep, None for no limit."""
     return [
         {
             **{name: row[name] for name in ("role", "size", "live", "free", "hits", "misses")},

@@ -27,7 +27,7 @@ class Engines:
         return len(self._launchers)
 
     def get(self, options: LaunchOptions) -> Launcher:
-        """The launcher with these options.  Ask when no run is under way: it may close another one."""
+        """The launcher with ``options``, made if there is none.  No run may be under way: another one may be closed."""
         launcher = self._launchers.pop(options, None)
         if launcher is None:
             launcher = Launcher(self.device, self.pool, options, tilings=self.remembered.tilings)

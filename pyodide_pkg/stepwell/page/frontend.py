@@ -36,13 +36,16 @@ from stepwell.text.backends import js_backend
 
 
 class Playable(Cancellable, Protocol):
-    async def play(self) -> None: ...
+    """A run that the page can start and cancel."""
+
+    async def play(self) -> None:
+        """Play it to its end."""
 
 
 class Frontend:
     """One device, at most one loaded model, one run at a time.
 
-    ``emit`` takes the JSON text of a message; ``host`` is JSON of what only the page knows (browser, timer, …);
+    ``emit`` takes the JSON text of a message; ``host`` is JSON of facts that only the page knows (browser, timer, …);
     ``make_tokenizer`` is that of web/tokenizer.js.
     """
 
@@ -71,7 +74,7 @@ class Frontend:
     # ---- messages in ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Open the GPU device and say what there is."""
+        """Open the GPU device and tell the page what it is."""
         async with self._reporting():
             self._outbox.enter("device", "Opening the GPU device")
             device = await self._opener()
@@ -110,7 +113,7 @@ class Frontend:
             await self._load(json.loads(model), open_file(file))
 
     async def load_source(self, model: str, source: ByteSource) -> None:
-        """The same from any byte source."""
+        """Load a model from any byte ``source``."""
         async with self._reporting():
             await self._load(json.loads(model), source)
 
@@ -137,7 +140,7 @@ class Frontend:
             await self._what_if(question, open_file(file))
 
     async def what_if_source(self, question: str, source: ByteSource) -> None:
-        """The same of any byte source."""
+        """Answer a ``what_if`` message on the trace in any byte ``source``."""
         async with self._reporting():
             await self._what_if(question, source)
 
@@ -167,7 +170,7 @@ class Frontend:
             self._opened().release()
 
     def _make_room(self) -> Launcher:
-        """Give up the present model; what the next one is loaded with."""
+        """Give the present model up; returns the launcher that the next one is loaded with."""
         self._unload()
         return self._opened().get(LaunchOptions())
 

@@ -22,16 +22,18 @@ from stepwell.weights.gguf import GgufFile, read_gguf
 
 
 class TextOfIds(Protocol):
-    """Token ids → text as it grows."""
+    """Makes text of token ids as they come."""
 
-    def push(self, token_id: int) -> str: ...
+    def push(self, token_id: int) -> str:
+        """The text that is complete with ``token_id``."""
 
-    def finish(self) -> str: ...
+    def finish(self) -> str:
+        """The end of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """The model's parts, and what the page is told of it.  ``nbytes``: of its file, or of its buffers without one."""
+    """A model's parts and its description; ``nbytes`` are those of its file, or of its buffers without one."""
 
     name: str
     sha256: str | None
@@ -43,7 +45,7 @@ class LoadedModel:
     chat_template: str | None
 
     def prompt(self, text: str, *, raw: bool) -> str:
-        """``text`` as a conversation's only message, by the model's template; as it is if ``raw`` or without one."""
+        """``text`` as a conversation's only message, by the model's template; unchanged if ``raw`` or without one."""
         if raw or self.chat_template is None:
             return text
         return render_chat(
@@ -54,7 +56,7 @@ class LoadedModel:
         )
 
     def prompt_ids(self, request: RunRequest) -> list[int]:
-        """The prompt: the ids as they are asked for, so many pseudo-random ones, or those of the text.
+        """The ids of the prompt: ``prompt_ids``, ``prompt_length`` pseudo-random ones, or those of the text.
 
         BadRequest for ids that the model does not have, ContextFull for more random ones than it has positions.
         """
@@ -73,12 +75,13 @@ class LoadedModel:
         return self.tokenizer.encode(self.prompt(request.prompt, raw=request.raw))
 
     def detokenizer(self, *, skip_special: bool) -> TextOfIds:
-        """What makes text of the answer's ids."""
+        """A detokenizer for an answer."""
         if isinstance(self.tokenizer, PlainTokenizer):
             return PlainDetokenizer()
         return Detokenizer(self.tokenizer, skip_special=skip_special)
 
     def describe(self) -> dict[str, object]:
+        """The description for the page, as plain data."""
         config = self.model.config
         return {
             "name": self.name,
@@ -97,7 +100,7 @@ class LoadedModel:
 async def load_model(
     described: Mapping[str, Any], source: ByteSource, launcher: Launcher, make_encoder: MakeEncoder, outbox: Outbox
 ) -> LoadedModel:
-    """Load the GGUF file of a ``load`` message; the page is told how far it is."""
+    """Load the GGUF file of the ``load`` message ``described``; ``outbox`` tells the page of the progress."""
     name = described["name"]
     file = await read_gguf(source)
     architecture = file.metadata.get("general.architecture")
@@ -118,7 +121,7 @@ async def load_model(
 
 
 async def make_model(synthetic: Synthetic, launcher: Launcher, outbox: Outbox) -> LoadedModel:
-    """A synthetic model, its weights made on the GPU; the page is told how far it is."""
+    """Make the weights of ``synthetic`` on the GPU; ``outbox`` tells the page of the progress."""
     outbox.enter("weights", f"Making {synthetic.name}")
     model = await synthetic.make(launcher, outbox.progress("bytes"))
     nbytes, types = synthetic.weight_plan.nbytes, synthetic.tensor_types
@@ -126,6 +129,7 @@ async def make_model(synthetic: Synthetic, launcher: Launcher, outbox: Outbox) -
 
 
 def check_vocabulary(tokenizer: Tokenizer, file: GgufFile) -> None:
+    """Raise BadFile if ``tokenizer`` has more tokens than the embedding of ``file`` has rows."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None and tokenizer.vocab_size > embedding.shape[-1]:
         raise BadFile(

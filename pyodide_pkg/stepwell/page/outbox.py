@@ -10,7 +10,7 @@ _FRAME_MS = 16  # between two messages about the pool's classes
 
 
 class Outbox:
-    """``send`` takes the JSON text of a message.  ``phase`` is what the page was last told that is being done."""
+    """Sends messages: ``send`` takes the JSON text of one.  ``phase`` is the last one that the page was told of."""
 
     def __init__(self, send: Callable[[str], object], phase: str) -> None:
         self._send = send
@@ -19,16 +19,20 @@ class Outbox:
         self._last_pool = 0.0
 
     def emit(self, kind: str, **fields: object) -> None:
+        """Send a message of type ``kind``."""
         self._send(json.dumps({"type": kind, **fields}, separators=(",", ":")))
 
     def enter(self, phase: str, text: str) -> None:
-        """Begin a phase; ``text`` is for people."""
+        """Begin ``phase``; ``text`` describes it to people."""
         self.phase = phase
         self._last_progress = 0.0
         self.emit("phase", phase=phase, text=text)
 
     def progress(self, unit: str) -> Callable[[int, int | None], None]:
-        """Reports (done, total) of the present phase, not too often, and always its end; None: it is not known yet."""
+        """A function that reports (done, total) of the present phase, not too often but always its end.
+
+        ``total`` None: it is not known yet.
+        """
         phase = self.phase
 
         def report(done: int, total: int | None) -> None:
@@ -45,6 +49,6 @@ class Outbox:
         return now_ms() - self._last_pool >= _FRAME_MS
 
     def pool(self, classes: object, text: str = "") -> None:
-        """Tell the page the pool's classes, as little of them as it shows; ``text``: what the pool says of itself."""
+        """Tell the page of the pool's classes, no more than it shows; ``text``: the pool's own explanation."""
         self.emit("pool", classes=classes, text=text)
         self._last_pool = now_ms()

@@ -7,14 +7,15 @@ from stepwell.decode.timing import TokenEvent
 from stepwell.memory.ledger import MemoryReport
 
 SCHEMA = 2
+"""The version of the record."""
 
 
 @dataclass(slots=True)
 class RunRecord:
-    """Grows with the run; ``as_dict`` is what is exported.  ``tokens[0]`` is the prefill: its ``ms`` is the TTFT.
+    """The record of a run while it grows.  ``tokens[0]`` is the prefill: its ``ms`` is the time to the first token.
 
-    ``before`` is the launcher's report at the start: what it counts is of all its runs.  ``kernels`` is what
-    ``profiling/kernel_times.py`` measured after the run, None unless that was asked for.
+    ``before`` is the launcher's report at the start, because its counts are those of all its runs.  ``kernels`` is the
+    table of ``profiling/kernel_times.py``, None unless it was asked for.
     """
 
     scenario: dict[str, Any]
@@ -50,7 +51,7 @@ class RunRecord:
         return entry
 
     def memory(self, report: MemoryReport, explanation: str) -> None:
-        """Take the pool's peaks and levels, in bytes, and what it says of itself, before the session is closed."""
+        """Take the pool's ``report``, in bytes, and its ``explanation``, before the session is closed."""
         self._memory = {
             "peak_reserved_bytes": report.peak_reserved_bytes,
             "by_role": {
@@ -60,7 +61,7 @@ class RunRecord:
         }
 
     def launched(self, report: dict[str, Any]) -> None:
-        """Take the launcher's report at the end of the run, less what it counted before."""
+        """Take the launcher's ``report`` at the end of the run, less the counts before it."""
         created, reused = (sum(token[f"bind_groups_{how}"] for token in self.tokens) for how in ("created", "reused"))
         self._launch = {
             **_since(report, self.before),
@@ -68,6 +69,7 @@ class RunRecord:
         }
 
     def as_dict(self) -> dict[str, Any]:
+        """The record, as plain data."""
         return {
             "schema": SCHEMA,
             "scenario": self.scenario,
@@ -88,7 +90,7 @@ _COUNTED = frozenset(("recorded", "replayed", "invalidated", "refused", "evicted
 
 
 def _since(after: dict[str, Any], before: dict[str, Any], counted: bool = False) -> dict[str, Any]:
-    """``after`` with its counts less those of ``before``.  ``counted``: it has nothing else, and only what happened."""
+    """``after`` with its counts less those of ``before``; ``counted``: it has counts only, without zeroes."""
     made: dict[str, Any] = {}
     for name, value in after.items():
         counts = counted or name in _COUNTED

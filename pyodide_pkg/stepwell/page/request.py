@@ -31,14 +31,14 @@ class RunRequest(SimpleNamespace):
 
     @classmethod
     def from_json(cls, text: str) -> "RunRequest":
-        """The request of a message.  BadRequest as above, and where it asks for neither a prompt nor a workload."""
+        """The request of a message.  Raises BadRequest as above, and without a prompt or a workload."""
         given = json.loads(text)
         if all(given.get(name) is None for name in ("workload", "prompt", "prompt_ids", "prompt_length")):
             raise BadRequest("the request has no prompt: write something.")
         return cls(**given)
 
     def _check_kind(self) -> None:
-        """A model, or a workload that there is, and no option of the other that matters."""
+        """Check that there is a model or a known workload, and no option that only the other has."""
         if self.workload is not None and self.workload not in WORKLOADS:
             raise BadRequest(f"there is no workload named {self.workload!r}. Choose one of {', '.join(WORKLOADS)}.")
         kind, runs = (Where.MODEL, "a model") if self.workload is None else (Where.WORKLOAD, self.workload)
@@ -50,7 +50,7 @@ class RunRequest(SimpleNamespace):
             raise BadRequest("ban_eos and ignore_eos exclude each other.")
 
     def _check_prompt(self) -> None:
-        """A model gets one prompt; counted in ids it is not empty."""
+        """Check that a model gets one prompt, and that it has ids."""
         in_ids = [name for name in ("prompt_ids", "prompt_length") if getattr(self, name) is not None]
         if len(prompts := ["prompt"] * bool(self.prompt) + in_ids) > 1:
             raise BadRequest(f"the request has {' and '.join(prompts)}: give one of them.")
@@ -71,7 +71,7 @@ class RunRequest(SimpleNamespace):
 
     @property
     def launch_options(self) -> LaunchOptions:
-        """Which engine runs this.  BadRequest for what ``launch`` must not hold."""
+        """The launch options.  Raises BadRequest for a ``launch`` that holds others."""
         return LaunchOptions.from_dict(self.launch)
 
     def as_dict(self) -> dict[str, Any]:

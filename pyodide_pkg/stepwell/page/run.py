@@ -1,4 +1,4 @@
-"""What all runs that a page asks for have in common: how they begin, what the page is told, how they end."""
+"""The common part of all runs that a page asks for: how they begin, what the page is told, how they end."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -19,15 +19,21 @@ if TYPE_CHECKING:
 
 
 class Cancellable(Protocol):
-    def cancel(self) -> None: ...
+    """Work that can be cancelled."""
+
+    def cancel(self) -> None:
+        """End the work after its current step."""
 
 
 class Player(Cancellable, Protocol):
-    def close(self) -> None: ...
+    """A session, or a workload, that gives its tokens."""
+
+    def close(self) -> None:
+        """Give everything back."""
 
 
 class PageRun(ABC):
-    """One run, by the launcher of its options.  ``environment`` is that of its record."""
+    """One run of ``request``, by the launcher of its options; ``environment`` is that of its record."""
 
     def __init__(self, outbox: Outbox, engines: Engines, environment: dict[str, Any], request: RunRequest) -> None:
         self._outbox, self._engines, self._environment, self._request = outbox, engines, environment, request
@@ -37,7 +43,7 @@ class PageRun(ABC):
         self._recorder: TraceRecorder | None = None
 
     async def play(self) -> None:
-        """Tokens as they come, then the traces that were asked for and the record."""
+        """Send tokens as they come, then the traces that were asked for, and the record."""
         try:
             record = await self._play()
         finally:
@@ -49,16 +55,16 @@ class PageRun(ABC):
         self._outbox.emit("done", record=record.as_dict())
 
     def cancel(self) -> None:
-        """End what is under way after its current step."""
+        """End the run after its current step."""
         if self._at_work is not None:
             self._at_work.cancel()
 
     @abstractmethod
     async def _play(self) -> RunRecord:
-        """The run from its start to its record."""
+        """Play the run from its start to its record."""
 
     def _start_afresh(self) -> None:
-        """Every run starts from the same state: the policy asked for, nothing free, peaks measured from here."""
+        """Put the pool into the state of every run's start: the policy asked for, nothing free, new peaks."""
         pool, request = self._launcher.pool, self._request
         pool.set_policy(make_policy(request.policy, **request.policy_options))
         pool.flush()
@@ -72,12 +78,12 @@ class PageRun(ABC):
             self._recorder = TraceRecorder(pool)
 
     def _stop_recording(self) -> None:
-        """What the recorder has stays; there may be none."""
+        """Stop the recorder, if there is one; its events stay."""
         if self._recorder is not None:
             self._recorder.stop()
 
     def _about(self, record: RunRecord) -> dict[str, object]:
-        """The metadata of the pool's trace: what it was recorded under, as what-if reads it, and of what."""
+        """The metadata of the pool's trace: its policy, as what-if reads it, and its run."""
         request = self._request
         return {
             "policy": request.policy,
@@ -89,7 +95,7 @@ class PageRun(ABC):
 
     @contextmanager
     def _playing(self, player: Player) -> Iterator[None]:
-        """``player`` can be cancelled and is profiled as asked inside; it has given everything back afterwards."""
+        """Let ``player`` be cancelled and profiled inside; it has given everything back afterwards."""
         launcher, request = self._launcher, self._request
         self._at_work = player
         try:
@@ -109,7 +115,7 @@ class PageRun(ABC):
             self._outbox.pool(describe_classes(self._launcher.pool))
 
     async def _sum_up(self, record: RunRecord, kernels: dict[str, object] | None = None) -> None:
-        """The figures of the pool and the launcher, while the run still holds its buffers; what is left to profile."""
+        """Take the figures of pool and launcher while the run holds its buffers, and the last of the profile."""
         from stepwell.memory.explain import explain  # at the end of a run, not at the start of the page
 
         self._stop_recording()

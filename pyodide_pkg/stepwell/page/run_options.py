@@ -1,6 +1,6 @@
-"""The run options: one row says all that there is to say of one.
+"""The run options, a row each: all that there is to say of an option is in its row.
 
-Made from these rows are the request and its errors (``request.py``), the command line's options, the scenario that the
+These rows make the request and its errors (``request.py``), the command line's options, the scenario that the
 harness fills into the page's form, the form's controls, its links and its requests (``run_options.js`` of the built
 site), the ``scenario`` of the run record's schema, and the table in docs/protocol.md.
 """
@@ -17,7 +17,7 @@ from stepwell.options import Option, OptionKind
 
 
 class Where(StrEnum):
-    """Which runs an option is for."""
+    """The runs that an option is for."""
 
     ANY = "any"
     MODEL = "model"
@@ -28,10 +28,10 @@ class Where(StrEnum):
 class RunOption(Option):
     """One run option.
 
-    ``lacks``: what the runs that it is not for lack; they refuse it.  Without, they ignore it.
+    ``lacks``: what the runs that it is not for lack; they refuse it.  Without it they ignore the option.
     ``always``: it is in every request of the page and required in a record; any other only where it has another value
-    than the default.  ``needs``: that option's companion, sent along with it and not without.  ``once``: of a run that
-    someone asked for, not of those that are compared with each other.
+    than the default.  ``needs``: the option with which alone it is sent.  ``once``: it is for a run that someone asks
+    for, not for runs that are compared with each other.
     ``decides``: whether the tokens of a run may depend on it.
     ``form``: the panel of the page, or the part of one, that makes its control from the row; OWN: made by hand; RADIO:
     made once Python has told what there is; "": no control of its own.  ``control``: its name in the form and in links,
@@ -57,12 +57,12 @@ class RunOption(Option):
 
     @property
     def field(self) -> str:
-        """The name of its control; of VALUES, what the names of their controls begin with."""
+        """The name of its control; for VALUES the beginning of their controls' names."""
         return self.control or self.name
 
     @property
     def option(self) -> str:
-        """Its name on the command line."""
+        """The name of the option on the command line."""
         return "--" + (self.flag or self.field).replace("_", "-")
 
     def describe(self) -> dict[str, Any]:
@@ -77,6 +77,7 @@ class RunOption(Option):
 
 
 OWN, RADIO = "own", "radio"
+"""Forms that no panel makes from the row."""
 _ROWS = (
     RunOption(
         name="prompt", kind=OptionKind.TEXT, default="", summary="the prompt", form=OWN,
@@ -222,3 +223,4 @@ _ROWS = (
     ),
 )  # fmt: skip
 RUN_OPTIONS: Mapping[str, RunOption] = {option.name: option for option in _ROWS}
+"""The run options by name."""

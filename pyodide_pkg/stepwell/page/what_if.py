@@ -1,4 +1,4 @@
-"""What a recorded trace would have cost under every policy.  The trace is a file that the page was given.
+"""The cost of a recorded trace under every policy.  The trace is a file that the page was given.
 
 The replay stops for a moment every few thousand events, so that the page hears how far it is and a cancel gets through.
 """
@@ -33,12 +33,12 @@ OPTIONS = (
     Option("create_us", OptionKind.FLOAT, None, "microseconds that creating a buffer takes", 0),
     Option("create_us_per_mib", OptionKind.FLOAT, None, "further microseconds for each MiB of it", 0),
 )
-"""What may be asked about a trace."""
+"""The options of a question about a trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked about a trace, by OPTIONS; None: as the trace says, or as ``what_if`` assumes."""
+    """A question about a trace, by OPTIONS; None: as the trace says, or as ``what_if`` assumes."""
 
     baseline: str | None = None
     budget_mib: float | None = None
@@ -47,29 +47,31 @@ class Question:
 
     @classmethod
     def from_json(cls, text: str) -> "Question":
-        """Raises BadRequest for unknown fields and values of the wrong type."""
+        """The question in the JSON ``text``.  Raises BadRequest for unknown fields and values of the wrong type."""
         given = {name: value for name, value in json.loads(text).items() if value is not None}
         return cls(**check_options(OPTIONS, given, "what-if"))
 
     @property
     def budget_bytes(self) -> int | None:
+        """The budget in bytes; None: none."""
         return None if self.budget_mib is None else int(self.budget_mib * (1 << 20))
 
 
 class WhatIfRun:
-    """The replay of one trace; what comes of it is a ``verdict`` message."""
+    """The replay of one trace, which ends with a ``verdict`` message."""
 
     def __init__(self, outbox: Outbox, question: Question, source: ByteSource) -> None:
         self._outbox, self._question, self._source = outbox, question, source
         self._cancelled = False
 
     async def play(self) -> None:
-        """Raises BadTrace where the file is none, or there is nothing to compare."""
+        """Replay the trace and send the verdict.  Raises BadTrace for no trace, or one with nothing to compare."""
         with TemporaryDirectory() as folder:
             answer = await self._answer(await self._copy(Path(folder)))
         self._outbox.emit("verdict", answer=None if answer is None else {"trace": self._source.name, **answer})
 
     def cancel(self) -> None:
+        """End the replay soon; there is no answer then."""
         self._cancelled = True
 
     async def _copy(self, folder: Path) -> Path:
@@ -84,7 +86,7 @@ class WhatIfRun:
         return path
 
     async def _answer(self, path: Path) -> WhatIf | None:
-        """None when it was cancelled."""
+        """The answer; None when the replay was cancelled."""
         question = self._question
         metadata = read_metadata(path)
         costs = recorded_costs(metadata, question.create_us, question.create_us_per_mib)

@@ -34,6 +34,7 @@ class DecodeShape:
 
 PHI4_MINI = DecodeShape(32, 1, 6144, model="Phi-4-mini", remark="the staircase in a minute")
 QWEN35_4B = DecodeShape(32, 4, 5120, model="Qwen3.5-4B", remark="which fits ONNX Runtime's limits")
+"""The models whose K and V the workloads have."""
 
 KV_WORKLOADS: Mapping[str, DecodeShape] = {"kv64": PHI4_MINI, "kv16": QWEN35_4B}
 """The workloads by name."""

@@ -34,7 +34,9 @@ from stepwell.memory.pool import BufferPool
 from stepwell.options import OptionValue
 
 VERSION = 1
+"""The version of the format."""
 MAGIC = "stepwell-trace"
+"""The first word of a trace."""
 
 # plain ints: a trace has millions of events, and an enum member costs a lookup each
 ACQUIRE: Final = 0
@@ -46,6 +48,7 @@ NOTHING = Request(0, Role.ACTIVATION)
 """The request of an event that has none."""
 
 Event = tuple[int, int, Request]
+"""An event: its op, its value, and the request of an ACQUIRE."""
 
 
 class Cause(IntEnum):

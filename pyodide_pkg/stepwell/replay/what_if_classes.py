@@ -18,6 +18,7 @@ HURTS_CREATES = 0.5
 HURTS_SHARE = 0.01
 """The share of the cost of all creates from which on a class hurts."""
 MOST_CLASSES = 6
+"""The most classes that are named."""
 _BRIEF_RUNS = 4  # a class that was asked for in this many runs or fewer had no time to pay off
 _MANY_BRIEF = 4  # this many of them are no accident
 _AGAIN = {
