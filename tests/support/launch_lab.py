@@ -82,7 +82,7 @@ class Guarded(FakeDevice):
         self.guarded: list[Plans] = []
 
     def destroy(self, handle: int) -> None:
-        for plan in [plan for plans in self.guarded for plan in plans._plans.values()]:
+        for plan in [plan for plans in self.guarded for plan in plans]:
             referred = {plan.handle, *plan.own_groups} | plan.buffers | plan.pipelines | plan.groups
             assert handle not in referred, f"{handle} is destroyed under the live plan {plan.key}"
         super().destroy(handle)

@@ -64,6 +64,16 @@ class DecodeSession:
         return self._cache.length
 
     @property
+    def end(self) -> int:
+        """Positions with those of the steps under way."""
+        return self._cache.end
+
+    @property
+    def in_flight(self) -> int:
+        """Decode steps that were issued and whose results were not awaited yet."""
+        return len(self._flights)
+
+    @property
     def kernels(self) -> dict[str, object]:
         """Which kernels its steps launch: what the launcher's options came to for this model (``Steps.kernels``)."""
         return self._stepper.steps.kernels
@@ -113,9 +123,7 @@ class DecodeSession:
         meter = self._stepper.meter
         run = Run(generation, self._depth(generation), meter)
         self._stepper.configure(run.readback, run.depth, generation.settings)
-        meter.on = generation.measure
-        meter.take()  # what came before belongs to no token
-        meter.pause()
+        meter.restart(generation.measure)  # what came before belongs to no token
         try:
             event = await meter.during(self._prefill(list(prompt), run, progress))
             while event is not None:
@@ -289,7 +297,7 @@ class DecodeSession:
         async def attempt() -> bytes:
             if failures:
                 raise failures.pop()
-            return await self._alone([before.id], run, self._context, before.index + 1, last=True)
+            return await self._alone([before.id], run, 0, before.index + 1, last=True)
 
         return await retrying(self._pool, attempt)
 

@@ -98,6 +98,10 @@ class Meter:
         self._spent = NO_COST  # since the last ``take``, up to ``_from``
         self._from: Cost | None = self._now()  # None: it is not at work
 
+    def restart(self, on: bool) -> None:
+        """Forget what was counted; nothing is at work.  Not ``on``: nothing is counted from now on."""
+        self.on, self._spent, self._from = on, NO_COST, None
+
     def pause(self) -> None:
         """What follows is not this session's work."""
         self._note()

@@ -11,7 +11,7 @@ outlive a prompt of many shapes.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepwell.errors import DeviceLost, UsageError
@@ -30,7 +30,7 @@ _NO_SESSION = 0
 
 
 @dataclass(slots=True)
-class _Entry:
+class NodeVariant:
     """One variant of a node."""
 
     pipelines: set[Variant] = field(default_factory=set)
@@ -57,8 +57,8 @@ class KernelCache:
             raise ValueError(f"{variants_per_node} variants per node; 0 or more, 0 for no bound")
         self._device = device
         self._pool = pool
-        self._bound = variants_per_node
-        self._nodes: dict[str, dict[Shape, _Entry]] = {}
+        self.bound = variants_per_node
+        self._nodes: dict[str, dict[Shape, NodeVariant]] = {}
         self._evicted: Counter[str] = Counter()
         self._kernels: dict[Variant, Kernel] = {}
         self._users: Counter[Variant] = Counter()  # how many entries use a pipeline
@@ -92,7 +92,7 @@ class KernelCache:
         entry = entries.get(shape)
         if entry is None:
             self._evict(node, 1)  # first, so that its memory can serve the new one
-            entry = _Entry()
+            entry = NodeVariant()
         entry.last = self._step
         buffer = entry.workspaces.get(label)
         if buffer is None:
@@ -189,6 +189,10 @@ class KernelCache:
         self._forget_lost()
         return sum(buffer.size for entry in self._entries() for buffer in entry.workspaces.values())
 
+    def variants_of(self, node: str) -> Mapping[Shape, NodeVariant]:
+        """The variants of ``node`` by shape class, the one used longest ago first."""
+        return self._nodes.get(node, {})
+
     def report(self) -> dict[str, dict[str, int]]:
         """Per node: variants now (``shapes``) and given up so far (``evicted``)."""
         self._forget_lost()
@@ -200,10 +204,10 @@ class KernelCache:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _entries(self) -> Iterable[_Entry]:
+    def _entries(self) -> Iterable[NodeVariant]:
         return (entry for entries in self._nodes.values() for entry in entries.values())
 
-    def _find(self, node: str, shape: Shape) -> _Entry | None:
+    def _find(self, node: str, shape: Shape) -> NodeVariant | None:
         return self._nodes.get(node, {}).get(shape)
 
     def _note(self, uses: Iterable[Use]) -> set[str]:
@@ -213,7 +217,7 @@ class KernelCache:
             entries = self._nodes.setdefault(node, {})
             entry = entries.get(shape)
             if entry is None:
-                entry = entries[shape] = _Entry()
+                entry = entries[shape] = NodeVariant()
             entry.last = self._step
             if variant not in entry.pipelines:
                 self[variant]  # compiled?
@@ -225,12 +229,12 @@ class KernelCache:
     def _evict(self, node: str, room: int = 0) -> None:
         """Drop the least recently used variants of ``node`` until ``room`` more fit, as far as that is allowed."""
         entries = self._nodes[node]
-        surplus = len(entries) + room - self._bound
-        if not self._bound or surplus <= 0:
+        surplus = len(entries) + room - self.bound
+        if not self.bound or surplus <= 0:
             return
         by_age = sorted(entries, key=lambda shape: entries[shape].last)
         # a bound of one is one: then the decode variant takes its turn with the others
-        decode = next((shape for shape in reversed(by_age) if shape[:1] == (1,)), None) if self._bound > 1 else None
+        decode = next((shape for shape in reversed(by_age) if shape[:1] == (1,)), None) if self.bound > 1 else None
         victims = [
             (node, shape)
             for shape in by_age

@@ -150,6 +150,10 @@ class Shadow:
     def __init__(self) -> None:
         self._words: dict[Binding, Words] = {}
 
+    def __len__(self) -> int:
+        """The number of slots whose words are known."""
+        return len(self._words)
+
     def holds(self, slot: Binding, words: Words) -> bool:
         """Whether ``slot`` is known to hold ``words``."""
         return self._words.get(slot) == words

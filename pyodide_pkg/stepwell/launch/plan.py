@@ -5,7 +5,7 @@ buffer, a pipeline or a bind group that it refers to is destroyed; what its owne
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stepwell.errors import DeviceLost
@@ -55,6 +55,10 @@ class Plans:
 
     def __len__(self) -> int:
         return len(self._plans)
+
+    def __iter__(self) -> Iterator[Plan]:
+        """The plans that can be replayed."""
+        return iter(self._plans.values())
 
     def get(self, key: Hashable) -> Plan | None:
         """The plan of ``key``, if there is one; dropped plans are taken apart first."""

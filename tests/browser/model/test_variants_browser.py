@@ -86,7 +86,8 @@ from stepwell.launch.launcher import Launcher
 def decode_variant(kernels):
     return sorted([node, str(shape), [kernels[variant].pipeline for variant in sorted(entry.pipelines, key=str)],
                    [buffer.id for buffer in entry.workspaces.values()]]
-                  for node, entries in kernels._nodes.items() for shape, entry in entries.items() if shape[:1] == (1,))
+                  for node in kernels.report() for shape, entry in kernels.variants_of(node).items()
+                  if shape[:1] == (1,))
 
 async def main(args):
     rig = sys.rig

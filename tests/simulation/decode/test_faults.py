@@ -79,6 +79,7 @@ class Decode:
 
     def open(self) -> None:
         self.cache = GrowKV(self.pool, KVShape(LAYERS, WIDTH), 64)
+        self.tensors: list[Buffer] = []  # of the committed positions
         self.row = self.pool.acquire(WIDTH, Role.ACTIVATION, "row", host=True)
         self.staging = self.pool.acquire(WIDTH, Role.STAGING, "readback")
 
@@ -104,6 +105,7 @@ class Decode:
             raise
         pool.release(temporary)
         self.cache.commit()
+        self.tensors = tensors
         assert data == word.to_bytes(4, "little") * (WIDTH // 4)
 
     async def run(self, first: int = FIRST, last: int = LAST) -> None:
@@ -114,9 +116,8 @@ class Decode:
     def check(self, device: FakeDevice) -> None:
         expected = b"".join(word.to_bytes(4, "little") * (WIDTH // 4) for word in self.history)
         assert self.cache.length == len(self.history)
-        tensors = [tensor for pair in self.cache._sets[0] for tensor in pair.buffers]
-        assert len(tensors) == 2 * LAYERS
-        for tensor in tensors:
+        assert len(self.tensors) == 2 * LAYERS
+        for tensor in self.tensors:
             assert device.get(tensor.id, FakeBuffer, "test").get(0, len(expected)) == expected
 
     def close(self) -> None:
@@ -293,7 +294,7 @@ def test_device_loss_at_every_flush_and_a_rebuild(policy: str) -> None:
         log = EventLog()
         pool.observe(log)
         decode = Decode(device, pool)
-        held = [decode.row, *[tensor for pair in decode.cache._sets[0] for tensor in pair.buffers]]
+        held = [decode.row, *decode.tensors]
         with pytest.raises(DeviceLost):
             await decode.run()
         assert decode.history == list(range(1, dies_at + 1)), "the step that died is not committed"

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.decode.kv_cache import StaticKV
 from stepwell.decode.kv_modes import KV_MODES
+from stepwell.decode.stepper import Stepper
 from stepwell.errors import BadRequest
 from stepwell.launch.options import LaunchOptions
 from stepwell.memory.buffer import Role
@@ -112,14 +114,16 @@ def test_both_types_side_by_side(model: Path, path: str, kv: str) -> None:
 def test_kernels_that_touch_k_and_v_know_their_type(model: Path) -> None:
     async def run() -> None:
         lab = await DecodeLab(LaunchOptions.from_dict(PATHS["fused"])).load(model)
-        session = lab.session("static", CONTEXT, kv_type="f16")
+        cache = StaticKV(lab.pool, lab.model.kv_shape(lab.launcher, "f16"), CONTEXT)
+        stepper = Stepper(lab.model, lab.launcher, cache, lab.pool.new_session(), CONTEXT)
         for rows, names in ((1, {"matvec", "attention_decode"}), (3, {"rope_append", "attention_split"})):
-            (step,) = session._stepper.dry_runs(rows, 8, 8)
+            (step,) = stepper.dry_runs(rows, 8, 8)
             launches = [command for command in step.commands if isinstance(command, Launch)]
             knowing = {launch.variant.kernel for launch in launches if ("half", True) in launch.variant.constants}
             assert knowing - {"attention_merge"} == names
             assert not any(("half", False) in launch.variant.constants for launch in launches)
-        session.close()
+        stepper.close()
+        cache.close()
         lab.close()
 
     asyncio.run(run())

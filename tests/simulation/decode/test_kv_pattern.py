@@ -113,12 +113,14 @@ def test_work_that_is_left_out_is_noticed(mode: str) -> None:
 
 
 def test_a_lost_copy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pattern = computing("adaptive", "grow")
     monkeypatch.setattr("stepwell.decode.kv_cache.GrowKV.record_copies", lambda *_: None)
+    device = FakeDevice(log_limit=0, kernels=kernels("kv16"))
+    pool = BufferPool(device, "adaptive")
+    pattern = KVPattern("kv16", Launcher(device, pool), kv="grow", start=5, tokens=4)
     with pytest.raises(DeviceError, match="kv16 at 6 positions"):
         events_of(pattern)
     pattern.close()
-    assert pattern._pool.report().in_use_bytes == 0
+    assert pool.report().in_use_bytes == 0
 
 
 @pytest.mark.usefixtures("unchecked")

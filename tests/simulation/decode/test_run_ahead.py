@@ -80,8 +80,8 @@ async def reference(model: Path, first: int) -> tuple[list[int], int]:
 
 def assert_alone(session: DecodeSession) -> None:
     """Nothing is in flight."""
-    assert not session._flights
-    assert session._cache.end == session.length == len(session.history)
+    assert session.in_flight == 0
+    assert session.end == session.length == len(session.history)
 
 
 # ---- the same tokens ------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_so_many_steps_are_in_flight(model: Path, depth: int) -> None:
         async for event in session.generate(PROMPT, Generation(max_tokens=20)):
             left = 20 - (event.index + 1)  # steps that are still to come
             if event.index >= 2:  # the prompt's step and the one that is recorded have nothing beside them
-                assert len(session._flights) == min(depth, left), event.index
+                assert session.in_flight == min(depth, left), event.index
 
     asyncio.run(run())
 
@@ -142,7 +142,7 @@ def test_the_default_depth(model: Path) -> None:
             async with aclosing(session.generate(PROMPT, Generation(max_tokens=9, **options))) as events:  # type: ignore[arg-type]
                 async for event in events:
                     if event.index == 4:
-                        assert len(session._flights) == depth
+                        assert session.in_flight == depth
             session.close()
 
     asyncio.run(run())
@@ -154,7 +154,7 @@ def test_where_the_host_chooses_nothing_runs_ahead(model: Path) -> None:
         session = lab.session()
         found = []
         async for event in session.generate(PROMPT, Generation(12, Sampling(temperature=1.0, seed=4), top_logits=1)):
-            assert not session._flights
+            assert session.in_flight == 0
             found.append(event.id)
         return found
 
@@ -444,6 +444,30 @@ def test_a_hard_budget_that_is_met_in_mid_decode(model: Path, expected: Sequence
         pytest.fail(f"one step had room: {error}")
 
 
+@pytest.mark.parametrize("create", range(2))
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_step_that_is_tried_again_makes_the_room_of_one_token(model: Path, depth: int, create: int) -> None:
+    """Memory that runs out for a slab is no reason to ask for a slab of the whole context."""
+
+    async def run(fails: bool) -> list[int]:
+        lab = await DecodeLab(ahead(depth)).load(model)
+        session = lab.session("paged", context=512)
+        found: list[int] = []
+        async for event in session.generate([7] * 20, Generation(max_tokens=24)):
+            assert event.counters is not None
+            found.append(event.counters.kv_class_bytes)
+            if fails and event.index == 12:
+                lab.device.out_of_memory = frozenset({lab.device.creates + create})
+        assert not lab.device.out_of_memory or lab.device.creates > max(lab.device.out_of_memory)
+        session.close()
+        lab.close()
+        return found
+
+    undisturbed = asyncio.run(run(False))
+    assert undisturbed[12] < undisturbed[-1]
+    assert asyncio.run(run(True))[-1] == undisturbed[-1]
+
+
 # ---- counters -------------------------------------------------------------------------------------------------------
 
 
@@ -489,18 +513,19 @@ def test_what_is_not_measured_costs_nothing_and_says_nothing(
 ) -> None:
     """No counter is read for a token that nobody asks them of; the tokens are the same."""
 
-    async def run() -> list[TokenEvent]:
+    async def run(measure: bool) -> list[TokenEvent]:
         lab = await DecodeLab(ahead(1)).load(model)
         session = lab.session()
-        session._stepper.meter.on = False
-        await session.prepare(Generation(measure=False), len(PROMPT))
+        await session.prepare(Generation(measure=measure), len(PROMPT))
 
-        def read(self: object) -> None:
+        def read(*_: object) -> None:
             raise AssertionError("a counter was read")
 
-        monkeypatch.setattr("stepwell.launch.counters.Counters.copy", read)
-        return await tokens(session, PROMPT, 12, measure=False)
+        monkeypatch.setattr("stepwell.decode.timing.Cost.since", read)
+        return await tokens(session, PROMPT, 12, measure=measure)
 
-    events = asyncio.run(run())
+    events = asyncio.run(run(False))
     assert ids(events) == ids(expected)[:12]
-    assert {event.counters for event in events} == {None}
+    assert all(event.counters is None for event in events)
+    with pytest.raises(AssertionError, match="a counter was read"):
+        asyncio.run(run(True))

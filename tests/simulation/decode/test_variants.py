@@ -67,8 +67,8 @@ def decode_variant(rig: Rig) -> dict[str, list[tuple[str, int]]]:
             [(str(variant), kernels[variant].pipeline) for variant in entry.pipelines]
             + [(label, buffer.id) for label, buffer in entry.workspaces.items()]
         )
-        for node, entries in kernels._nodes.items()
-        for shape, entry in entries.items()
+        for node in kernels.report()
+        for shape, entry in kernels.variants_of(node).items()
         if shape[:1] == (1,)
     }
 

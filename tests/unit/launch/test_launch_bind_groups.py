@@ -145,7 +145,7 @@ def test_a_pipeline_compiled_again_never_hits(mode: Params) -> None:
             created.append(made.spent(before).bind_groups_created)
         return created
 
-    made.launcher.kernels._bound = 1
+    made.launcher.kernels.bound = 1
     assert asyncio.run(run()) == [1] * 6
     assert made.launcher.kernels.evictions == 5
     assert made.count(a) == 6

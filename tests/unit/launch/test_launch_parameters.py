@@ -303,7 +303,7 @@ def test_tensor_data_is_always_written(mode: Params) -> None:
     assert len(set(contents)) == 1
     assert [entry[0] for entry in made.device.log].count("write_buffer") == 3
     assert [entry[0] for entry in made.device.log].count("write") == 3
-    assert len(made.launcher.shadow._words) == (0 if mode is Params.IMMEDIATES else 2), "of slots alone"
+    assert len(made.launcher.shadow) == (0 if mode is Params.IMMEDIATES else 2), "of slots alone"
 
 
 # ---- slots ----------------------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def test_an_extra_host_write_costs_uploads_by_batch_position_only(mode: Params, 
 def test_slots_of_kernels_that_went_serve_others() -> None:
     """In call_site mode every compiled kernel takes slots: kernels that come and go may not take ever more."""
     made, (a, *_) = lab(Params.CALL_SITE)
-    made.launcher.kernels._bound = 2
+    made.launcher.kernels.bound = 2
 
     async def run() -> None:
         for turn in range(400):

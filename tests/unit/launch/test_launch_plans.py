@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -136,11 +138,10 @@ def test_sizes_of_bindings_are_limited() -> None:
     assert verify(step_of([launch(SEED, large.id)]), made.launcher, 10) == 9
     kernel = made.launcher.kernels[SEED]
     uniform = Layout((BindingType.UNIFORM,), 1, 16)  # no kernel of ours binds one beside the step block
-    made.launcher.kernels._kernels[SEED] = Kernel(kernel.pipeline, uniform, kernel.fields)
+    binds_one: Any = {SEED: Kernel(kernel.pipeline, uniform, kernel.fields)}
     with pytest.raises(UsageError, match=r"0 \+ 1,024 B .* bound as uniform: .* at most 512 B"):
-        verify(step_of([launch(SEED, large.id)]), made.launcher, 10)
-    own._info.limits["maxStorageBufferBindingSize"] = 768  # type: ignore[index]
-    made.launcher.kernels._kernels[SEED] = kernel
+        verify(step_of([launch(SEED, large.id)]), replace(made.launcher.context, kernels=binds_one), 10)
+    own.info.limits["maxStorageBufferBindingSize"] = 768  # type: ignore[index]
     with pytest.raises(UsageError, match=r"bound as storage: .* at most 768 B"):
         verify(step_of([launch(SEED, large.id)]), made.launcher, 10)
 
@@ -290,7 +291,7 @@ def test_a_buffer_that_is_released_is_not_replayed_over_in_debug() -> None:
 
 def test_before_a_pipeline_goes() -> None:
     made, (a, *_) = lab()
-    made.launcher.kernels._bound = 1
+    made.launcher.kernels.bound = 1
 
     async def run() -> None:
         for rows in (1, 4):
