@@ -63,7 +63,7 @@ def _pip_fetch(pin: WheelPin, folder: Path) -> None:
 
 def build(root: Path, cache: Path, report: Report) -> Path:
     """The wheel of the tree in ``root``.  Its build tag is a digest of the sources: new content, new file name."""
-    digest = _source_digest(root)
+    digest = source_digest(root)
     folder = cache / digest
     if found := sorted(folder.glob("stepwell-*.whl")):
         return found[0]
@@ -80,7 +80,7 @@ def build(root: Path, cache: Path, report: Report) -> Path:
         return wheel.replace(folder / f"{name}-{version}-0{digest}-{tags}")
 
 
-def _source_digest(root: Path) -> str:
+def source_digest(root: Path) -> str:
     """Twelve hex digits over everything that goes into the wheel."""
     package = root / "pyodide_pkg" / "stepwell"
     sources = [p for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts]

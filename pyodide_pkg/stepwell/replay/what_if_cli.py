@@ -30,7 +30,7 @@ from stepwell.replay.what_if_settings import NO_POOL
 from stepwell.replay.workloads import WORKLOADS
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  (argparse has no public name for it)
 
 _Task = tuple[Setting, int | None]
 

@@ -25,9 +25,8 @@ class TunedPage(Page):
     """A page on a device with a clock of its own, which keeps text as a browser does."""
 
     def __init__(self, model: Path, device: TimedDevice, kept: str | None = None) -> None:
-        super().__init__(model)
+        super().__init__(model, kept)
         self.device = device
-        self.frontend._host["tuning"] = kept
 
     @property
     def kept(self) -> str | None:

@@ -17,18 +17,18 @@ class MadeUp:
 
     def __init__(self, options: dict[str, Any], ms: float, spoilt: dict[str, Any]) -> None:
         self._attach, self._alternate = options["attach"], options["alternate"]
-        self._name = "attached" if self._attach and not self._alternate else options.get("kv", "bare")
-        self._ms, self._spoilt, self._index = ms, spoilt, 0
+        self.name = "attached" if self._attach and not self._alternate else options.get("kv", "bare")
+        self._ms, self.spoilt, self._index = ms, spoilt, 0
         self.closed = False
 
     def next(self) -> attach.MeasuredStep:
         self._index += 1
-        created, attached = CREATES[self._name], bool(self._attach) and (not self._alternate or self._index % 2 == 0)
+        created, attached = CREATES[self.name], bool(self._attach) and (not self._alternate or self._index % 2 == 0)
         ms = (self._ms + self._index) * (1.1 if self._alternate and attached else 1)
         return {
             "ms": ms, "digest": self._index, "wrong": 0, "attached": attached, "created": created,
             "created_bytes": created << 20, "others": 3, "destroyed": 3, "live_bytes": 0,
-            **(self._spoilt if self._index == 2 else {}),
+            **(self.spoilt if self._index == 2 else {}),
         }  # fmt: skip
 
     def finish(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def run(
 
     def open_arm(options: dict[str, Any]) -> MadeUp:
         made = MadeUp(options, 100.0 + len(opened), {})
-        made._spoilt = spoilt if made._name == spoil else {}
+        made.spoilt = spoilt if made.name == spoil else {}
         opened.append(made)
         return made
 

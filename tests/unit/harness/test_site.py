@@ -92,14 +92,14 @@ def test_our_wheel_is_named_after_its_content(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         (tree / name).write_text(name)
     (package / "__init__.py").write_text("a = 1")
-    first = wheels._source_digest(tree)
+    first = wheels.source_digest(tree)
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / "x.pyc").write_bytes(b"x")
-    assert wheels._source_digest(tree) == first
+    assert wheels.source_digest(tree) == first
     (package / "__init__.py").write_text("a = 2")
-    second = wheels._source_digest(tree)
+    second = wheels.source_digest(tree)
     (package / "__init__.py").rename(package / "other.py")
-    assert len({first, second, wheels._source_digest(tree)}) == 3
+    assert len({first, second, wheels.source_digest(tree)}) == 3
 
 
 def test_a_fetched_wheel_is_checked_before_it_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,14 +33,18 @@ WORKLOAD = {"workload": "kv16", "kv": "grow", "start": 2100, "tokens": 5, "polic
 class Page:
     """Takes the place of the page: keeps the messages of one frontend on a FakeDevice."""
 
-    def __init__(self, model: Path | None = None, **device: Any) -> None:
+    def __init__(self, model: Path | None = None, tuning: str | None = None, **device: Any) -> None:
+        """``tuning`` is the text that an earlier page kept."""
         self.device = FakeDevice(log_limit=0, **device)
         self.model = model
         self.messages: list[dict[str, Any]] = []
-        self.frontend = Frontend(self._hear, json.dumps(HOST), self._make_tokenizer, self._open)
+        self.on_message: Callable[[dict[str, Any]], None] = lambda message: None
+        host = json.dumps({**HOST, "tuning": tuning})
+        self.frontend = Frontend(self._hear, host, self._make_tokenizer, self._open)
 
     def _hear(self, text: str) -> None:
         self.messages.append(json.loads(text))
+        self.on_message(self.messages[-1])
 
     async def _open(self) -> Device:
         return self.device
@@ -209,14 +214,7 @@ def test_bad_requests_become_error_messages(page: Page, request_: dict[str, Any]
 
 
 def test_cancel_ends_a_workload(page: Page) -> None:
-    hear = page._hear
-
-    def cancelling(text: str) -> None:
-        hear(text)
-        if '"type":"token"' in text:
-            page.frontend.cancel()
-
-    page.frontend = Frontend(cancelling, json.dumps(HOST), page._make_tokenizer, page._open)
+    page.on_message = lambda message: page.frontend.cancel() if message["type"] == "token" else None
     (record,) = page.run({**WORKLOAD, "tokens": 50})
     assert record["finish_reason"] == "cancelled"
     assert len(record["tokens"]) == 1
@@ -335,14 +333,9 @@ def test_a_prompt_is_left_between_two_parts(tiny: Path, kv: str, monkeypatch: py
     """Cancelled at the first report: no further part, no token, a record all the same, and the next run is whole."""
     monkeypatch.setattr("stepwell.page.outbox._PROGRESS_MS", 0)
     page = Page(tiny)
-    hear = page._hear
-
-    def cancel_at_once(text: str) -> None:
-        hear(text)
-        if page.messages[-1].get("unit") == "tokens" and page.messages[-1]["done"] == 64:
-            page.frontend.cancel()
-
-    page.frontend._outbox._send = cancel_at_once
+    page.on_message = lambda message: (
+        page.frontend.cancel() if message.get("unit") == "tokens" and message["done"] == 64 else None
+    )
     asked = {"prompt_length": 150, "tokens": 3, "kv": kv, "ban_eos": True}
     cancelled, whole = page.run(asked, {**asked, "prompt_length": 40})
     assert page.of("error") == []
