@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.browser
 TESTS = ROOT / "tests"
-URL = "http://localhost:9/"  # nobody listens there: routes answer
+URL = "http://localhost:9/"  # nothing listens there: routes answer
 HTML = """<!doctype html><title>cases</title>
 <script src="stepwell-attach.js"></script><script type="module" src="browser/attach/semantics/run.js"></script>"""
 ZERO_IS_SEEN = "^(zero|work|map|bind|devices)/|/alive$|/destroyed in flight$|^destroy/(a group|another)|a label that"
@@ -25,8 +25,10 @@ def answer(route: Route) -> None:
         route.fulfill(body=HTML, content_type="text/html")
     elif name == "stepwell-attach.js":
         route.fulfill(body=script(), content_type="text/javascript")
-    else:
+    elif (TESTS / name).is_file():
         route.fulfill(body=(TESTS / name).read_text(encoding="utf-8"), content_type="text/javascript")
+    else:  # an unanswered request would wait until the test's end
+        route.fulfill(status=404, body=f"no file {name}")
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +129,7 @@ def test_mistakes_are_typed(page: Page) -> None:
 
 def test_a_worker_behaves_alike(page: Page, bare: dict[str, Any]) -> None:
     source = """async (choices) => {
-      const worker = new Worker("browser/semantics/worker.js", { type: "module" });
+      const worker = new Worker("browser/attach/semantics/worker.js", { type: "module" });
       const next = () => new Promise((resolve, reject) => {
         worker.onmessage = ({ data }) => resolve(data);
         worker.onerror = ({ message }) => reject(new Error(message));
