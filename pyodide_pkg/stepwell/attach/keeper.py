@@ -52,7 +52,7 @@ class Keeper:
         self._created = self._reused = self._destroyed = self._runs = 0
 
     def acquire(self, usage: int, nbytes: int) -> int:
-        """The id of a kept buffer for a request, or 0: create one (after ``room``) and say so (``created``)."""
+        """The id of a kept buffer for a request, or 0: make ``room``, create one, and say so (``created``)."""
         self._recorded = True
         found = self._policy.acquire(_new(Request, (nbytes, Role.ACTIVATION, usage, True)), nbytes)
         if found is None:
@@ -62,7 +62,7 @@ class Keeper:
         return found
 
     def created(self, usage: int, nbytes: int) -> int:
-        """The id of a new buffer, which the application has; ``acquire`` was called for it before."""
+        """Enter a new buffer, for which ``acquire`` returned 0: the application has it.  Returns its id."""
         self._created = buffer_id = self._created + 1
         self._requests[buffer_id] = Request(nbytes, Role.ACTIVATION, usage, True)
         self._live_bytes += nbytes
@@ -75,7 +75,7 @@ class Keeper:
         return self._retire(self._policy.reclaim(excess)) if excess > 0 else ""
 
     def release(self, buffer_id: int) -> str:
-        """The application has destroyed the buffer.  Returns the ids to destroy."""
+        """Note that the application destroyed a buffer.  Returns ids to destroy; StaleBuffer unless it was live."""
         request = self._requests.get(buffer_id)
         if request is None or buffer_id in self._policy.kept:
             state = "not there" if request is None else "free already"
@@ -84,7 +84,7 @@ class Keeper:
         return self._retire(self._policy.release(buffer_id, request, request.nbytes, self._recorded))
 
     def forget(self, buffer_id: int) -> None:
-        """The buffer is gone for good, live or free; one that is not there is no error."""
+        """Take a buffer that is gone, live or free, off the books; one that is not there is no error."""
         request = self._requests.pop(buffer_id, None)
         if request is None:
             return
@@ -93,12 +93,12 @@ class Keeper:
             self._live_bytes -= request.nbytes
 
     def flush(self) -> str:
-        """Something was submitted.  Returns the ids to destroy."""
+        """Note that something was submitted.  Returns the ids to destroy."""
         self._recorded = False
         return self._retire(self._policy.flush())
 
     def begin_run(self) -> str:
-        """A run (a token) begins: flush, then windows turn over.  Returns the ids to destroy."""
+        """Note that a run (a token) begins: flush, then windows turn over.  Returns the ids to destroy."""
         flushed = self.flush()
         self._runs += 1
         self._budget.note_run()
@@ -106,11 +106,11 @@ class Keeper:
         return f"{flushed} {begun}".strip()
 
     def drain(self) -> str:
-        """Every free buffer is given up.  Returns their ids."""
+        """Give up every free buffer.  Returns their ids."""
         return self._retire(self._policy.drain())
 
     def shrink(self) -> str:
-        """The device is out of memory: the budget falls, and every free buffer is given up.  Returns their ids."""
+        """Lower the budget and give up every free buffer: the device is out of memory.  Returns their ids."""
         reserved = self._reserved
         given_up = self.drain()
         self._budget.shrink(reserved)

@@ -8,7 +8,6 @@ the host foretells, so a lost copy, a tensor handed out twice or work that was l
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from struct import unpack
 
@@ -35,27 +34,6 @@ _ROW_FACTOR, _SALT_FACTOR, _STRIDE = 2_654_435_761, 40_503, 193
 _MUL, _ADD = 1_664_525, 1_013_904_223
 _SLOT_BYTES = 8  # salt, sum
 _CHAIN_WORDS = 2  # of the last intermediate that are read back
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """A workload of ``tensors`` growing K and V tensors, two per layer; ``summary`` says what it shows."""
-
-    tensors: int
-    summary: str
-
-    @property
-    def layers(self) -> int:
-        """The number of layers, each with a K and a V."""
-        return self.tensors // 2
-
-
-WORKLOADS: Mapping[str, Workload] = {
-    name: Workload(
-        shape.tensors, f"{shape.tensors} growing tensors, no model: {shape.model}'s KV cache, {shape.remark}"
-    )
-    for name, shape in KV_WORKLOADS.items()
-}
 
 
 class TwinKV(Tensors):
@@ -111,8 +89,8 @@ class KVPattern:
 
     def __init__(self, name: str, launcher: Launcher, *, kv: str, start: int, tokens: int) -> None:
         """Raises BadRequest when there is no such workload or mode, or the device cannot hold the last tensor."""
-        if name not in WORKLOADS:
-            raise BadRequest(f"no workload named {name!r}; there are {', '.join(WORKLOADS)}.")
+        if name not in KV_WORKLOADS:
+            raise BadRequest(f"no workload named {name!r}; there are {', '.join(KV_WORKLOADS)}.")
         if kv not in CACHES:
             raise BadRequest(f"no KV mode named {kv!r} in {name}; there are {', '.join(CACHES)}.")
         if start < 1 or tokens < 1:
@@ -120,7 +98,7 @@ class KVPattern:
         self.capacity = start + tokens - 1
         _check_fits(name, start, self.capacity, launcher.device.info.limits)
         self._name, self._start, self._tokens = name, start, tokens
-        self._tensors = WORKLOADS[name].tensors
+        self._tensors = KV_WORKLOADS[name].tensors
         self._results = self._tensors + _CHAIN_WORDS  # 32-bit words that a step reads back
         self._launcher, self._pool = launcher, launcher.pool
         self._meter = Meter(launcher, self._pool.ledger)
@@ -133,7 +111,7 @@ class KVPattern:
             self._slots = [self._hold(_SLOT_BYTES, Role.WEIGHTS, f"sum.{site}") for site in range(self._tensors)]
             self._chain = self._hold(4 * _ROW_WORDS, Role.ACTIVATION, "chain")
             self._staging = self._hold(4 * self._results, Role.STAGING, "readback")
-            self._cache = CACHES[kv](self._pool, KVShape(WORKLOADS[name].layers, POSITION_BYTES), self.capacity)
+            self._cache = CACHES[kv](self._pool, KVShape(self._tensors // 2, POSITION_BYTES), self.capacity)
         except BaseException:
             self._give_back()
             raise

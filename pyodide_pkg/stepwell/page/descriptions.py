@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepwell.attach.bundle import VERSION
-from stepwell.decode.kv_pattern import WORKLOADS
 from stepwell.gpu.device import DeviceInfo
 from stepwell.kernels.layouts import LAYOUT_OF_FORMAT
 from stepwell.launch.options import ABLATION, OPTIONS
@@ -13,7 +12,7 @@ from stepwell.memory.policies import POLICIES
 from stepwell.memory.pool import BufferPool
 from stepwell.models.synthetic import DEFAULT_FORMAT, SHAPES, Synthetic
 from stepwell.options import Option
-from stepwell.replay.kv_shapes import POSITION_BYTES
+from stepwell.replay.kv_shapes import KV_WORKLOADS, POSITION_BYTES
 
 _CHOSEN = {role.value for role in CHOSEN_ROLES}
 
@@ -29,8 +28,13 @@ def describe_policies() -> list[dict[str, Any]]:
 def describe_workloads() -> list[dict[str, Any]]:
     """The workloads: their growing tensors, and the bytes of a position in each."""
     return [
-        {"name": name, "summary": found.summary, "tensors": found.tensors, "position_bytes": POSITION_BYTES}
-        for name, found in WORKLOADS.items()
+        {
+            "name": name,
+            "summary": f"{shape.tensors} growing tensors, no model: {shape.model}'s KV cache, {shape.remark}",
+            "tensors": shape.tensors,
+            "position_bytes": POSITION_BYTES,
+        }
+        for name, shape in KV_WORKLOADS.items()
     ]
 
 

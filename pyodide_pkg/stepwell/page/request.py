@@ -4,13 +4,13 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from stepwell.decode.kv_pattern import WORKLOADS
 from stepwell.decode.sampling import Sampling
 from stepwell.errors import BadRequest
 from stepwell.launch.options import LaunchOptions
 from stepwell.memory.policies import make_policy
 from stepwell.options import check_options
 from stepwell.page.run_options import RUN_OPTIONS, Where
+from stepwell.replay.kv_shapes import KV_WORKLOADS
 
 
 class RunRequest(SimpleNamespace):
@@ -39,8 +39,8 @@ class RunRequest(SimpleNamespace):
 
     def _check_kind(self) -> None:
         """Check that there is a model or a known workload, and no option that only the other has."""
-        if self.workload is not None and self.workload not in WORKLOADS:
-            raise BadRequest(f"there is no workload named {self.workload!r}. Choose one of {', '.join(WORKLOADS)}.")
+        if self.workload is not None and self.workload not in KV_WORKLOADS:
+            raise BadRequest(f"there is no workload named {self.workload!r}. Choose one of {', '.join(KV_WORKLOADS)}.")
         kind, runs = (Where.MODEL, "a model") if self.workload is None else (Where.WORKLOAD, self.workload)
         for name, option in RUN_OPTIONS.items():
             strange = option.where not in (Where.ANY, kind)

@@ -9,11 +9,10 @@ from typing import TypeVar
 
 from stepwell.errors import BadRequest
 from stepwell.replay.simulator import served
+from stepwell.replay.simulator_report import MIB
 from stepwell.replay.traces import Event, read_trace
 from stepwell.replay.workloads import WORKLOADS, workload_events
 
-MIB = 1 << 20
-"""Bytes in a mebibyte."""
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -17,7 +17,7 @@ RangeFigures = TypedDict("RangeFigures", {"from": int, "to": int, "creates_per_t
 
 
 class PolicyFigures(TypedDict):
-    """The figures of one policy.  Averages are over all tokens; the two worst tokens leave out the first two.
+    """The figures of one policy.
 
     Averages are over all tokens; the worst token is not one of the first two, which fill the pool.  ``peak_over_live``:
     the largest reserved over the largest live bytes.  ``mean_*``: means over the tokens of the largest in each.

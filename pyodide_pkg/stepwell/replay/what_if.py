@@ -18,7 +18,7 @@ from stepwell.errors import BadTrace
 from stepwell.memory.buffer import Role
 from stepwell.replay.attached import attach_code, is_attached
 from stepwell.replay.simulator import WARM_UP_TOKENS, Simulation, Token
-from stepwell.replay.simulator_report import figures
+from stepwell.replay.simulator_report import MIB, figures
 from stepwell.replay.traces import ACQUIRE, RUN, Event
 from stepwell.replay.what_if_classes import WatchedPolicy, hurting
 from stepwell.replay.what_if_outcome import Outcome, Survey
@@ -35,8 +35,6 @@ from stepwell.replay.what_if_words import sentence
 
 __all__ = ["CREATE_US", "CREATE_US_PER_MIB", "Costs", "Setting", "recorded_costs", "recorded_setting", "settings"]
 
-MIB = 1 << 20
-"""Bytes in a mebibyte."""
 WORTH_MS = 0.1
 """Milliseconds per token that are worth saving."""
 NEARLY_ALL = 0.95

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepwell.memory.buffer import mib
-from stepwell.replay.cli_input import MIB, add_span, budget_bytes, check_folder, in_processes, read_events
-from stepwell.replay.simulator_report import align
+from stepwell.replay.cli_input import add_span, budget_bytes, check_folder, in_processes, read_events
+from stepwell.replay.simulator_report import MIB, align
 from stepwell.replay.traces import read_metadata
 from stepwell.replay.what_if import (
     CREATE_US,

@@ -9,10 +9,10 @@ from stepwell.memory.policies import POLICIES, make_policy
 from stepwell.memory.policies.base import Policy
 from stepwell.memory.policies.per_usage import PerUsage
 from stepwell.replay.attached import BARE, is_attached
+from stepwell.replay.simulator_report import MIB
 
 NO_POOL = "no pool"
 """The label of a runtime that creates and destroys every buffer."""
-MIB = 1 << 20
 CREATE_US = 100.0
 CREATE_US_PER_MIB = 80.0
 """A buffer that is created and used for the first time, on an H200 under Chromium: docs/pool.md says how they follow

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from stepwell.decode.kv_pattern import CACHES, WORKLOADS, KVPattern
+from stepwell.decode.kv_pattern import CACHES, KVPattern
 from stepwell.decode.timing import TokenEvent
 from stepwell.errors import BadRequest, DeviceError, DeviceLost, OutOfMemory
 from stepwell.gpu.fake_device import FakeDevice
 from stepwell.launch.launcher import Launcher
 from stepwell.memory.policies import POLICIES
 from stepwell.memory.pool import BufferPool
+from stepwell.replay.kv_shapes import KV_WORKLOADS
 from tests.support.pattern_lab import kernels
 
 LAUNCHES_PER_LAYER = 7 + 4  # mixes; append and sum of K and of V
@@ -219,4 +220,4 @@ def test_more_rows_than_a_dispatch_has_are_refused() -> None:
 
 
 def test_the_workloads() -> None:
-    assert {name: workload.tensors for name, workload in WORKLOADS.items()} == {"kv64": 64, "kv16": 16}
+    assert {name: shape.tensors for name, shape in KV_WORKLOADS.items()} == {"kv64": 64, "kv16": 16}

@@ -103,6 +103,12 @@ def test_it_can_be_simulated(copy: Path) -> None:
     assert "recent" in run(command, copy)
 
 
+def test_it_can_be_attached(copy: Path) -> None:
+    (program,) = blocks(steps()["Put it under another runtime"], "python")
+    assert program.count("assert") == 2
+    run(f"python -c {shlex.quote(program)}", copy)
+
+
 def test_its_options_are_in_the_table(copy: Path) -> None:
     program = "from stepwell.memory.policies import make_policy; print(type(make_policy('recent', runs=8)).__name__)"
     assert run(f"python -c {shlex.quote(program)}", copy).strip() == "Recent"

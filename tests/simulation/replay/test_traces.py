@@ -33,6 +33,7 @@ from stepwell.replay.traces import (
     write_trace,
 )
 from stepwell.replay.what_if import recorded_setting
+from tests.support.pattern_lab import kernels
 
 HEADER = 'stepwell-trace 1 {"model": "tiny"}\n'
 EVENTS: list[Event] = [
@@ -291,18 +292,17 @@ def test_pool_and_simulator_agree_on_any_trace(name: str, events: Sequence[Event
     assert (replay.misses, sum(replay.evictions.values())) == (pool.ledger.misses, pool.ledger.destroyed)
 
 
-def test_a_live_decode_is_replayed_through_another_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_decode_is_replayed_through_another_policy(tmp_path: Path) -> None:
     """Recorded under adaptive, the KV pattern shows what bucket would have done: 44 creates per token, then 54."""
-    monkeypatch.setattr(KVPattern, "_check", lambda *_: None)  # FakeDevice computes nothing
-    pool = BufferPool(FakeDevice(log_limit=0), "adaptive")
+    pool = BufferPool(FakeDevice(log_limit=0, kernels=kernels("kv64")), "adaptive")
     recorder = TraceRecorder(pool)
-    pattern = KVPattern("kv64", Launcher(pool.device, pool), kv="grow", start=2040, tokens=20)
+    pattern = KVPattern("kv64", Launcher(pool.device, pool), kv="grow", start=2042, tokens=13)
 
     async def run() -> int:
         await pattern.prepare()
         return len([event async for event in pattern.run()])
 
-    assert asyncio.run(run()) == 20
+    assert asyncio.run(run()) == 13
     path = tmp_path / "kv64.trace.gz"
     recorder.save(path, {"workload": "kv64"})
     kv_creates = [token.kv_creates for token in simulate(served(read_trace(path)), make_policy("bucket")).tokens]

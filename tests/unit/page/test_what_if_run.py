@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from stepwell.decode.kv_pattern import KVPattern
 from stepwell.gpu.device import Device
 from stepwell.gpu.fake_device import FakeDevice
 from stepwell.gpu.source import BytesSource
@@ -18,6 +17,7 @@ from stepwell.page.what_if import Question
 from stepwell.replay.traces import TraceRecorder, read_metadata, read_trace, write_trace
 from stepwell.replay.what_if import Costs, compare, recorded_setting, settings, survey, try_setting
 from stepwell.replay.workloads import workload_events
+from tests.support.pattern_lab import kernels
 
 HOST = '{"browser": "CPython", "cross_origin_isolated": true, "timer_resolution_us": 1, "pyodide": "none"}'
 METADATA = {"policy": "bucket", "create_us": 90, "create_us_per_mib": 75}
@@ -160,9 +160,9 @@ def test_a_question_may_leave_everything_out() -> None:
     assert Question.from_json('{"budget_mib": 1.5}').budget_bytes == 3 << 19
 
 
-def test_a_run_is_recorded_when_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KVPattern, "_check", lambda *_: None)  # FakeDevice computes nothing by itself
+def test_a_run_is_recorded_when_that_is_asked_for(tmp_path: Path) -> None:
     page = Page()
+    page.device.kernels.update(kernels("kv16"))
     asked = {"workload": "kv16", "kv": "grow", "start": 2100, "tokens": 8, "policy": "bucket"}
 
     async def run() -> None:

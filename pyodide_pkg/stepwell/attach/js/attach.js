@@ -78,7 +78,7 @@ class Attachment {
     this.#boundaries.mark(name);
   }
 
-  /** The pools' books, by device. */
+  /** The books of each device's pool. */
   stats() {
     return { devices: this.#each().map((pool) => pool.stats()) };
   }
@@ -88,7 +88,7 @@ class Attachment {
     return this.#recorder && this.#recorder.trace(this.#pooled ? { pool: this.#pooled, ...metadata } : metadata);
   }
 
-  /** Figures per token, live and peak bytes, whether a pool would help (summary.js). */
+  /** Figures per token, live and peak bytes, and whether a pool would help (summary.js). */
   summary() {
     return this.#recorder && this.#recorder.summary();
   }

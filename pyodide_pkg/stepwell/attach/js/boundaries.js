@@ -20,26 +20,26 @@ export class Boundaries {
     this.#onBoundary = onBoundary;
   }
 
-  /** A dispatch or a draw was encoded. */
+  /** Note that a dispatch or a draw was encoded. */
   worked() {
     this.#sawWork = true;
     this.#recorded = true;
   }
 
-  /** queue.submit() was called. */
+  /** Note a call of queue.submit(). */
   submitted() {
     if (this.#recorded || !this.#sawWork) this.#ready = true;
     this.#recorded = false;
   }
 
-  /** A buffer is being mapped for reading. */
+  /** Note that a buffer is being mapped for reading. */
   readback() {
     if (!this.#ready || this.#marked) return;
     this.#ready = false;
     this.#onBoundary("readback", "");
   }
 
-  /** The caller says that a token ends here and another begins. */
+  /** End a token here, because the caller says so. */
   mark(name = "") {
     this.#marked = true;
     this.#ready = false;

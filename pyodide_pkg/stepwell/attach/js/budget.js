@@ -25,7 +25,7 @@ export class Budget {
     return this.limit === null ? 0 : nbytes - this.limit;
   }
 
-  /** The device ran out of memory with `reserved` bytes. */
+  /** Lower the limit: the device ran out of memory with `reserved` bytes. */
   shrink(reserved) {
     const limit = Math.max(1, Math.trunc(SHRINK * reserved));
     this.limit = this.limit === null ? limit : Math.min(this.limit, limit);
@@ -33,7 +33,7 @@ export class Budget {
     this.#runs = 0;
   }
 
-  /** A run went well. */
+  /** Count a run that went well, and raise a lowered limit when it is time. */
   noteRun() {
     if (this.#failedAt === null || this.limit === null) return;
     if (++this.#runs < RUNS_PER_GROWTH) return;

@@ -117,7 +117,7 @@ async function measureRound(subject, device, fence, call, now, counts) {
   subject.reused.push(((reused - created) * 1000) / buffers.length);
 }
 
-/** The error scope holds nothing but these creates: it is closed before other code can use the device. */
+/** Create a batch in an error scope that holds nothing else: it is closed before other code can use the device. */
 function createSome(bytes, device, call) {
   const buffers = [];
   call("GPUDevice.pushErrorScope", device, "out-of-memory");
@@ -125,7 +125,7 @@ function createSome(bytes, device, call) {
   return { buffers, error: call("GPUDevice.popErrorScope", device) };
 }
 
-/** Clears them and waits; two fences, because a destroyed buffer is let go of after the first. */
+/** Clear `buffers` and wait: twice, because a destroyed buffer is let go of after the first wait. */
 async function clearAll(buffers, device, fence, call, andDestroy) {
   for (const part of [buffers, []]) {
     call("GPUDevice.pushErrorScope", device, "validation"); // of buffers for which there was no memory: known already

@@ -80,7 +80,7 @@ export class EventLog {
     this.length += 1;
   }
 
-  /** Calls `visit(op, subject, value, extra, time)` for every event in order. */
+  /** Call `visit(op, subject, value, extra, time)` for every event in order. */
   each(visit) {
     let left = this.length;
     for (const chunk of this.#chunks) {
@@ -112,7 +112,7 @@ const USAGE_COPY_DST = 0x8;
 const USAGE_ONLY_COPIED = 0xc; // COPY_SRC | COPY_DST and nothing else
 
 /**
- * 0: what a pool under the runtime serves, which are storage buffers that it can clear; the others it leaves alone. A
+ * The index of a buffer's role. Role 0 is all that a pool under the runtime serves: storage buffers that it can clear. A
  * storage buffer that is filled where it is created holds constants ("weights"), as do vertices and indices.
  */
 export function roleOf(usage, mapped, bytes) {

@@ -3,8 +3,8 @@ const GIVE_BACK_AFTER = 10; // ticks without a submit
 
 /**
  * Gives memory back once nothing happens any more: a second without a submit in which the GPU is done with the last one
- * counts as a run, so that windows turn over, and after ten everything that is free is given back. There is a timer only while
- * something is free.
+ * counts as a run, so that windows turn over, and after ten everything that is free is given back. There is a timer only
+ * while something is free.
  */
 export class Idle {
   #timers;
@@ -29,13 +29,13 @@ export class Idle {
     this.#done = done;
   }
 
-  /** Something was submitted. */
+  /** Note that something was submitted. */
   wake() {
     this.#active = true;
     this.watch();
   }
 
-  /** Something is free. */
+  /** Note that something is free. */
   watch() {
     if (this.#timer !== null) return;
     this.#quiet = 0;

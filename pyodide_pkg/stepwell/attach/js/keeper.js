@@ -4,8 +4,8 @@ import { policyFactory } from "./policies/index.js";
 
 /**
  * Decides for the pool under a runtime which destroyed buffers are kept, and which serve again. The pool has the GPU
- * buffers, the keeper their numbers. `attach/keeper.py` is the same in Python,
- * for policies of the caller's: a test replays calls through both.
+ * buffers, the keeper their numbers. `attach/keeper.py` is the same in Python, for policies of the
+ * caller's: a test replays calls through both.
  *
  * One policy object per usage value, since a buffer serves only requests of its own usage and size. `budget`: bytes of
  * all buffers, live and free; before one is created free ones are given up for it, and only what is live exceeds it.
@@ -31,7 +31,7 @@ export class Keeper {
     this.#budget = new Budget(budget);
   }
 
-  /** The id of a kept buffer for a request, or 0: create one (after `room`) and say so (`created`). */
+  /** The id of a kept buffer for a request, or 0: make `room`, create one, and say so (`created`). */
   acquire(usage, nbytes) {
     let policy = this.#policies.get(usage);
     if (policy === undefined) this.#policies.set(usage, (policy = this.#make()));
@@ -47,7 +47,7 @@ export class Keeper {
     return id;
   }
 
-  /** The id of a new buffer, which the application has; `acquire` was called for it before. */
+  /** Enter a new buffer, for which `acquire` returned 0: the application has it. Returns its id. */
   created(usage, nbytes) {
     const id = ++this.#created;
     this.#known.set(id, { id, policy: this.#policies.get(usage), nbytes, free: false });
@@ -67,7 +67,7 @@ export class Keeper {
     return givenUp.join(" ");
   }
 
-  /** The application has destroyed the buffer. Returns the ids to destroy. */
+  /** Note that the application destroyed a buffer. Returns ids to destroy; StaleBuffer unless it was live. */
   release(id) {
     const known = this.#known.get(id);
     if (known === undefined || known.free) {
@@ -82,7 +82,7 @@ export class Keeper {
     return givenUp.length > 0 ? this.#retire(givenUp, []).join(" ") : "";
   }
 
-  /** The buffer is gone for good, live or free; one that is not there is no error. */
+  /** Take a buffer that is gone, live or free, off the books; one that is not there is no error. */
   forget(id) {
     const known = this.#known.get(id);
     if (known === undefined) return;
@@ -97,13 +97,13 @@ export class Keeper {
     }
   }
 
-  /** Something was submitted. Returns the ids to destroy. */
+  /** Note that something was submitted. Returns the ids to destroy. */
   flush() {
     this.#recorded = false;
     return this.#ofAll((policy) => policy.flush());
   }
 
-  /** A run (a token) begins: flush, then windows turn over. Returns the ids to destroy. */
+  /** Note that a run (a token) begins: flush, then windows turn over. Returns the ids to destroy. */
   begin_run() {
     const flushed = this.flush();
     this.#runs++;
@@ -112,12 +112,12 @@ export class Keeper {
     return flushed && begun ? `${flushed} ${begun}` : flushed || begun;
   }
 
-  /** Every free buffer is given up. Returns their ids. */
+  /** Give up every free buffer. Returns their ids. */
   drain() {
     return this.#ofAll((policy) => policy.drain());
   }
 
-  /** The device is out of memory: the budget falls, and every free buffer is given up. Returns their ids. */
+  /** Lower the budget and give up every free buffer: the device is out of memory. Returns their ids. */
   shrink() {
     const reserved = this.#reserved();
     const givenUp = this.drain();

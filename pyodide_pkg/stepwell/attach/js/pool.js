@@ -95,7 +95,7 @@ export class DevicePool {
     return makeAlias(new Lease(this, kept, size, usage, label), this.#bufferPrototype);
   }
 
-  /** The application destroyed an alias. */
+  /** Take back the buffer of an alias that the application destroyed. */
   release(lease) {
     const { kept } = lease;
     this.leases -= 1;
@@ -106,7 +106,7 @@ export class DevicePool {
     if (this.leases === 0) this.#onVacant?.();
   }
 
-  /** writeBuffer to an alias: `size` bytes at `offset`, by `write()`. */
+  /** Call `write()`, which writes `size` bytes at `offset` of an alias: all of them make its clear needless. */
   writing(lease, queue, offset, size, write) {
     const pending = !lease.dead && queue === this.queue && this.clears.has(lease.kept);
     const whole = offset === 0 && size === lease.size;
@@ -115,7 +115,7 @@ export class DevicePool {
     if (pending && whole) this.clears.remove(lease.kept);
   }
 
-  /** The application's submit is about to be made. */
+  /** Clear what is pending: the application is about to submit. */
   submitting() {
     this.clears.flush();
   }
@@ -124,7 +124,7 @@ export class DevicePool {
     if (this.#serving) this.#destroyAll(this.#ask("flush"));
   }
 
-  /** An error that the application sees as well: when memory was short, what is free is given back. */
+  /** Give back what is free if `error`, which the application sees as well, says that memory is short. */
   noteError(error) {
     if (!this.#serving || error?.constructor?.name !== "GPUOutOfMemoryError") return;
     this.#destroyAll(this.#ask("shrink"));
@@ -137,7 +137,7 @@ export class DevicePool {
     if (this.#serving) this.#destroyAll(this.#ask("begin_run"));
   }
 
-  /** Everything that is free is given back. */
+  /** Give back everything that is free. */
   drain() {
     if (!this.#serving) return;
     this.#destroyAll(this.#ask("drain"));
@@ -145,7 +145,7 @@ export class DevicePool {
     this.#waiting.clear();
   }
 
-  /** Resolved when the GPU is done with what was submitted so far. */
+  /** A promise, resolved when the GPU is done with what was submitted so far. */
   workDone() {
     return this.native["GPUQueue.onSubmittedWorkDone"].call(this.queue);
   }
@@ -166,7 +166,7 @@ export class DevicePool {
     if (this.leases === 0) this.#onVacant();
   }
 
-  /** The device is lost or destroyed, and all of its buffers with it. */
+  /** Empty the books: the device is lost or destroyed, and all of its buffers with it. */
   lose() {
     if (this.#state === "lost") return;
     this.clears.drop();
@@ -206,7 +206,7 @@ export class DevicePool {
     }
   }
 
-  /** The keeper is wrong: serve no more. The application has its buffers from the browser then. */
+  /** Serve no more, because the keeper is wrong: from then on the browser serves the application. */
   #fail(error) {
     globalThis.reportError?.(error);
     if (!this.#serving) return;

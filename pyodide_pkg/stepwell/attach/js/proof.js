@@ -32,7 +32,7 @@ export class Proof {
     batch.forEach((kept, index) => this.#settled(kept, verdicts[index]));
   }
 
-  /** Never rejects: what cannot be proved, on a lost device for example, is not valid. */
+  /** Whether the whole `batch` is valid. Never rejects: what cannot be proved, as on a lost device, is not. */
   async #isValid(batch) {
     const native = this.#native;
     const device = this.#device;

@@ -23,7 +23,7 @@ export class Recorder {
     Object.assign(this, hooksOf(this.#recording));
   }
 
-  /** A token ends and another begins; `cause`: "readback" or "mark". */
+  /** Note that a token ends and another begins; `cause`: "readback" or "mark". */
   boundary(cause) {
     this.#recording.boundary(cause);
   }
@@ -38,7 +38,7 @@ export class Recorder {
     return summaryOf(this.#recording);
   }
 
-  /** All that is in the log, as JSON, one event a line ("lines"), or for Chrome's trace viewer ("chrome"). */
+  /** The events of the log: JSON, one a line ("lines"), or for Chrome's trace viewer ("chrome"). */
   events(format = "lines") {
     return eventsText(this.#recording, format);
   }

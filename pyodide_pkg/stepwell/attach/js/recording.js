@@ -111,7 +111,7 @@ export class Recording {
     this.#liveBytes -= lease.bytes;
   }
 
-  /** The device is lost or destroyed, and its buffers with it. */
+  /** Note that the device is lost or destroyed, and its buffers with it. */
   deviceGone(device) {
     const owner = this.#known.get(device);
     if (owner === undefined || owner.gone) return;
@@ -136,14 +136,14 @@ export class Recording {
     this.#note(reading ? OP.READBACK : OP.MAP_WRITE, 0, size ?? Math.max(0, buffer.size - (offset ?? 0)), 0);
   }
 
-  /** Anything else: `op` of event_log.js, and how much (bytes, workgroups, entries). */
+  /** Note anything else: `op` is of event_log.js, `value` an amount (bytes, workgroups, entries). */
   did(op, value) {
     this.#note(op, 0, value, 0);
   }
 
   // ---- tokens -----------------------------------------------------------------------------------------------------
 
-  /** A token ends and another begins: what came before the first end is set-up. */
+  /** Note that a token ends and another begins; everything before the first end is set-up. */
   boundary(cause) {
     const time = this.#now() - this.#start;
     const totals = this.totals;

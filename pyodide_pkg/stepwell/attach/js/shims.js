@@ -50,7 +50,7 @@ export class Shims {
     if (type !== undefined) Object.setPrototypeOf(object, this.#prototypeBetween(type));
   }
 
-  /** Aliases have methods of their own, which GPUBuffer's observers are to see as well (`install` does this). */
+  /** Let GPUBuffer's observers see the aliases' own methods, too (`install` does this). */
   observeAliases() {
     for (const name of this.#names()) {
       const [type, method] = name.split(".");
@@ -142,7 +142,7 @@ export class Shims {
   }
 }
 
-/** A method whose results are adopted. */
+/** The method `call`, which adopts its results. */
 function adopting(call, adopt) {
   return function (...args) {
     const result = call.apply(this, args);
@@ -151,7 +151,7 @@ function adopting(call, adopt) {
   };
 }
 
-/** An observer's mistake is reported, and is none of the application's. */
+/** Call an observer's `hook`; an error of it is reported, and the application does not see it. */
 function guarded(hook, receiver, args, result) {
   try {
     hook(receiver, args, result);

@@ -13,7 +13,7 @@ export class TokenTable {
     this.#rows = new Float64Array(width * FIRST_ROWS);
   }
 
-  /** The token's row is `now` less `before`, column by column. */
+  /** Add a token's row: `now` less `before`, column by column. */
   add(now, before) {
     if (this.added === this.#capacity && this.#capacity < TOKEN_ROWS) {
       this.#capacity *= 2;

@@ -1,6 +1,6 @@
 const COPY_DST = 0x8;
 
-/** Destroyed native buffers in place of dead aliases: the browser then says of their use what it always says. */
+/** Makes destroyed native buffers to use in place of dead aliases: the browser says of them what it always says. */
 export class Tombstones {
   made = 0;
   poisoned = 0; // submits that were refused by means of one
@@ -29,7 +29,7 @@ export class Tombstones {
     return this.#native["GPUCommandEncoder.finish"].call(encoder);
   }
 
-  /** Nothing of it is in the application's error scopes. */
+  /** A new buffer, destroyed; no error of it gets into the application's error scopes. */
   #destroyed(size, usage, label) {
     const native = this.#native;
     native["GPUDevice.pushErrorScope"].call(this.#device, "out-of-memory");

@@ -1,6 +1,6 @@
 /**
- * Which pooled buffers a command buffer uses. WebGPU refuses a submit whose commands use a buffer that was destroyed
- * before; of an alias the browser cannot know, because its native buffer may live on.
+ * The pooled buffers that each command buffer uses. WebGPU refuses a submit whose commands use a destroyed buffer; that an
+ * alias was destroyed the browser cannot know, because its native buffer may live on.
  *
  * A *use* is a lease, or the array of leases of a bind group: that is noted as a whole, so that setBindGroup, which
  * runtimes call hundreds of times per token, costs two look-ups.
@@ -74,7 +74,7 @@ export function noteBundle(pass, bundle) {
   for (const use of finished.get(bundle) ?? []) noteOnPass(pass, use);
 }
 
-/** These leases' native buffers are not to be handed out again. */
+/** Taint the leases of `use`: their native buffers are never handed out again. */
 export function taint(use) {
   for (const lease of Array.isArray(use) ? use : [use]) lease.tainted = true;
 }

@@ -55,14 +55,14 @@ class PerUsage:
         return found
 
     def release(self, buffer_id: int, request: Request, size: int, recorded: bool) -> Sequence[int]:
-        """The buffer, of ``size`` bytes, is free.  Returns ids to destroy."""
+        """Keep the buffer, of ``size`` bytes.  Returns ids to destroy."""
         self.kept[buffer_id] = size
         self.kept_bytes += size
         given_up = self._policies[request.site].release(buffer_id, _exact(size), size, recorded)
         return self._retired(given_up) if given_up else ()
 
     def forget(self, buffer_id: int) -> bool:
-        """The buffer is gone and serves no request any more.  Returns whether it was free."""
+        """Forget a buffer that is gone: it serves no request any more.  Returns whether it was free."""
         size = self.kept.pop(buffer_id, None)
         if size is None:
             return False
@@ -71,15 +71,15 @@ class PerUsage:
         return True
 
     def flush(self) -> Sequence[int]:
-        """Everything recorded was submitted.  Returns ids to destroy."""
+        """Note that everything recorded was submitted.  Returns ids to destroy."""
         return self._from_all(lambda policy: policy.flush())
 
     def begin_run(self) -> Sequence[int]:
-        """A run begins.  Returns ids to destroy."""
+        """Note that a run begins.  Returns ids to destroy."""
         return self._from_all(lambda policy: policy.begin_run())
 
     def drain(self) -> Sequence[int]:
-        """The ids of all free buffers, which are given up."""
+        """Give up all free buffers.  Returns their ids."""
         return self._from_all(lambda policy: policy.drain())
 
     def reclaim(self, nbytes: int) -> Sequence[int]:
