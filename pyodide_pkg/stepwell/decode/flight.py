@@ -1,4 +1,4 @@
-"""What a step is asked for, how it reached the GPU, and what it will bring back."""
+"""The request for a step, the way it reached the GPU, and what it reads back."""
 
 import struct
 from collections.abc import Awaitable, Generator, Sequence
@@ -10,7 +10,8 @@ from stepwell.decode.timing import Cost
 from stepwell.kernels.sampling import Cuts
 from stepwell.step.recorder import Step
 
-LOGITS_AT = 16  # bytes: where the logits begin when they are read back with the token's id, which comes first
+LOGITS_AT = 16
+"""The offset in bytes of the logits, where they are read back with the token's id, which comes first."""
 
 
 class Issued(StrEnum):
@@ -43,10 +44,10 @@ class Issued(StrEnum):
 class StepRequest(NamedTuple):
     """One step to issue.
 
-    ``ids`` are what the host writes; None: the id is on the GPU already.  ``rows`` counts them.  ``prompt_end`` is the
-    length at the end of the prompt that the step is part of.  ``last``: its logits choose a token.  ``live``: neither a
-    plan nor for one.  ``token`` is the id of a decode step, given when nothing is in flight: then a plan may be
-    recorded.  ``draw`` is what the next id is sampled by.
+    ``ids`` are written by the host; None: the id is on the GPU already.  ``rows`` is their number.  ``prompt_end`` is
+    the length at the end of the prompt that the step is part of.  ``last``: its logits choose a token.  ``live``:
+    neither a plan nor for one.  ``token`` is the id of a decode step, given when nothing is in flight: then a plan may
+    be recorded.  ``draw`` is the random number for the next id.
     """
 
     ids: Sequence[int] | None
@@ -59,7 +60,7 @@ class StepRequest(NamedTuple):
 
 
 class Readback(NamedTuple):
-    """What a step brings back: the id chosen on the GPU (never one of ``ban``), or the logits, or with ``digest`` both.
+    """What a step reads back: the id chosen on the GPU (never one of ``ban``), or the logits, or with ``digest`` both.
 
     ``cuts`` None: the id is that of the largest logit; else it is drawn, by the settings.
     """

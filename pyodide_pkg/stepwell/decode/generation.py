@@ -1,4 +1,4 @@
-"""What a generation is asked for, and the state of one that is under way."""
+"""The request for a generation, and the state of one that is under way."""
 
 import hashlib
 from array import array
@@ -15,10 +15,11 @@ _DIGEST_DIGITS = 16  # of SHA-256
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What to generate.  ``eog_ids`` end the answer unless they are banned or ignored (fed back like any token).
+    """The request for a generation.
 
-    ``digest``: a hash of every step's logits.  ``measure``: with the counters of every token; ``gpu_time``: and the
-    time of its compute passes by the GPU's clock, which waits for the GPU at every token; alone on its launcher.
+    ``eog_ids`` end the answer unless they are banned or ignored (fed back like any token).  ``digest``: a hash of every
+    step's logits.  ``measure``: the counters of every token.  ``gpu_time``: also the time of its compute passes by the
+    GPU's clock, which waits for the GPU at every token; no other generation may use the launcher then.
     """
 
     max_tokens: int = 64
@@ -41,22 +42,22 @@ class Generation:
 
     @property
     def readback(self) -> Readback:
-        """The choice stays on the GPU, where the next embedding reads it, unless the host is to see the logits."""
+        """What steps read back: the id, chosen on the GPU where the next embedding reads it, or logits for the host."""
         on_gpu = not self.top_logits
         cuts = self.sampling.cuts if on_gpu and not self.sampling.greedy else None
         return Readback(on_gpu, tuple(sorted(self.eog_ids)) if self.ban_eos else (), self.digest, cuts)
 
     @property
     def settings(self) -> bytes:
-        """What the GPU samples by; nothing where it does not."""
+        """The settings by which the GPU samples; empty where it does not."""
         return self.sampling.settings if self.readback.cuts is not None else b""
 
 
 class Run:
-    """One generation under way: what its tokens are drawn with, and what the one that is awaited has cost so far.
+    """One generation under way: its draws, and the times and counts of the awaited token so far.
 
-    This is where a token's times and counts are summed: those of issuing its step, which came with the flight, and what
-    the session did while the token was awaited, which ``meter`` has.
+    Here a token's times and counts are summed: those of issuing its step, which came with the flight, and those of the
+    session while the token was awaited, which ``meter`` has.
     """
 
     def __init__(self, generation: Generation, depth: int, meter: Meter) -> None:
@@ -69,7 +70,7 @@ class Run:
         self._last_ms = now_ms()
 
     def spend(self, flight: Flight, wait_ms: float) -> None:
-        """Account for a step that is over after ``wait_ms``: the token that is awaited took it."""
+        """Add a step that is over after ``wait_ms`` to the awaited token."""
         self._cost = self._cost.plus(flight.cost)
         self._encode_ms += flight.encode_ms
         self._wait_ms += wait_ms
@@ -77,9 +78,9 @@ class Run:
     def event(
         self, index: int, position: int, data: bytes, issued: Issued, kv_class_bytes: int, gpu_ms: float | None
     ) -> TokenEvent:
-        """Token ``index``, out of the ``data`` that its step brought back.
+        """The event of token ``index``, from the ``data`` that its step brought back; then the next token begins.
 
-        The GPU chose it, or it is chosen here.  The next token begins.
+        The id is the GPU's choice, or it is chosen here.
         """
         generation, counters = self.generation, None
         if generation.measure:
@@ -96,7 +97,7 @@ class Run:
         return TokenEvent(index, position, token, self._lap(), counters, ends, tuple(best), digest)
 
     def _lap(self) -> StepTiming:
-        """The time since the token before, which is now over."""
+        """The times since the token before; those of the next token begin."""
         now = now_ms()
         timing = StepTiming(now - self._last_ms, self._encode_ms, self._wait_ms)
         self._last_ms = now

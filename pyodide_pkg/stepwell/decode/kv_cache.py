@@ -1,4 +1,4 @@
-"""The KV cache modes: who holds K and V, and what a step does to make room.
+"""The KV cache modes: they hold K and V, and make room for a step.
 
 K and V of a layer are f32 or f16 [position][kv_heads * head_dim] (position-major, so that growing is one plain copy).
 A step is a transaction: ``extend`` before recording, then ``commit`` once its result is back.  Several steps can be
@@ -15,13 +15,19 @@ from stepwell.memory.buffer import Buffer, Role, Zero
 from stepwell.memory.pool import BufferPool
 from stepwell.step.recorder import Recorder
 
-AHEAD_STEPS = 4  # how long before a tensor outgrows its buffer the next one is made
-DONATE_POSITIONS = 64  # more than it needs, at least, a donated tensor has room for
-DONATE_STEPS = 16  # how long before they are full tensors begin to move
-AHEAD_BYTES = 1 << 20  # smaller tensors cross together and are cheap to make: nothing is gained ahead of that
+AHEAD_STEPS = 4
+"""Steps before a tensor outgrows its buffer in which the next buffer is made."""
+DONATE_POSITIONS = 64
+"""The least spare positions of a donated tensor that has moved."""
+DONATE_STEPS = 16
+"""Steps before donated tensors are full in which they begin to move."""
+AHEAD_BYTES = 1 << 20
+"""Bytes from which on a tensor is made ahead: smaller ones outgrow their buffers together and are cheap to make."""
 
 
 class KVCache(Protocol):
+    """The K and V of one sequence, and the room for its steps."""
+
     length: int  # positions that are filled and committed
     stable: bool  # buffers of a ``key`` that is new come again: a plan for them is worth while at once
     ahead: int  # steps that may run ahead of the awaited one without another set of tensors for each
@@ -39,37 +45,39 @@ class KVCache(Protocol):
         """The handles that the last step under way uses and another one may not."""
 
     def fits(self, rows: int) -> int:
-        """How many of ``rows`` more positions one step can have."""
+        """The part of ``rows`` more positions that one step can have."""
 
     def extend(self, rows: int, prompt_end: int = 0) -> Sequence[LayerKV]:
-        """Room for ``rows`` more positions, and each layer's K and V.  Raises ContextFull.
+        """Make room for ``rows`` more positions; returns each layer's K and V.  Raises ContextFull.
 
-        ``prompt_end`` is where the prompt ends that the step is part of: room that will be needed anyhow.
+        ``prompt_end`` is the end of the prompt that the step is part of: room that will be needed anyhow.
         """
 
     def previews(self, prompt_end: int, end: int, buffer: Buffer) -> Iterator[Sequence[LayerKV]]:
-        """What ``extend`` would give, but with ``buffer`` in every place, and nothing is acquired.
+        """Yield what ``extend`` would return, with ``buffer`` in every place: nothing is acquired.
 
-        First in the steps of a prompt up to ``prompt_end``; then as far as others need other kernels, up to ``end``.
+        First comes that of the steps of a prompt up to ``prompt_end``, then those up to ``end`` that need other
+        kernels.
         """
 
     def record_copies(self, rec: Recorder) -> None:
-        """Record what brings the past into the tensors of the last ``extend``."""
+        """Record the copies of the past into the tensors of the last ``extend``."""
 
     def commit(self) -> None:
-        """The oldest step under way has its result."""
+        """Commit the oldest step under way: its result is there."""
 
     def abandon(self) -> None:
-        """No step under way has happened."""
+        """Undo all steps under way."""
 
     def rewind(self) -> None:
-        """The next step is at position 0.  Nothing is under way."""
+        """Begin again at position 0.  No step may be under way."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give every buffer back."""
 
 
 class Positions:
-    """What all modes share: the geometry, and how far the sequence has come."""
+    """The common part of all modes: the geometry, and the length of the sequence."""
 
     def __init__(self, pool: BufferPool, shape: KVShape, capacity: int) -> None:
         self._pool = pool
@@ -80,9 +88,11 @@ class Positions:
 
     @property
     def end(self) -> int:
+        """As in ``KVCache``."""
         return self.length + sum(self._rows)
 
     def rewind(self) -> None:
+        """As in ``KVCache``."""
         self.length = 0
 
     def _check_room(self, rows: int) -> None:
@@ -94,15 +104,17 @@ class Positions:
 
 
 class Tensors(Positions):
-    """The modes with a tensor per K and V: acquiring a full set or nothing, and carrying the past over."""
+    """The modes with a tensor per K and V: they acquire a full set or nothing, and copy the past."""
 
     stable = False
     ahead = 0
 
     def fits(self, rows: int) -> int:
+        """All of ``rows``."""
         return rows
 
     def previews(self, prompt_end: int, end: int, buffer: Buffer) -> Iterator[Sequence[LayerKV]]:
+        """Yield the same tensors at all lengths."""
         yield [KVTensors(buffer, buffer, self._half)] * self._layers
 
     def _acquire(self, positions: int, first_site: int = 0) -> list[KVTensors]:
@@ -120,11 +132,11 @@ class Tensors(Positions):
         return self._pairs(held)
 
     def _pairs(self, tensors: Sequence[Buffer]) -> list[KVTensors]:
-        """K and V of every layer, out of all tensors in order."""
+        """The K and V of every layer, from all ``tensors`` in order."""
         return [KVTensors(k, v, self._half) for k, v in zip(tensors[::2], tensors[1::2], strict=True)]
 
     def _record_copies(self, rec: Recorder, past: list[KVTensors], present: list[KVTensors]) -> None:
-        """Copy the filled positions into the larger tensors."""
+        """Record the copies of the filled positions from ``past`` to ``present``."""
         for old, new in zip(past, present, strict=False):  # there is no past in the first step
             for source, target in zip(old.buffers, new.buffers, strict=True):
                 rec.copy_past(source, target, self._width_bytes)
@@ -139,7 +151,7 @@ class Tensors(Positions):
 class GrowKV(Tensors):
     """A new, larger present tensor per K and V at every step; the past is copied into it, then released.
 
-    What runtimes do whose graphs return ``present`` outputs, and the pattern that the pool exists for.
+    Runtimes whose graphs return ``present`` outputs do it: the pattern that the pool exists for.
     """
 
     def __init__(self, pool: BufferPool, shape: KVShape, capacity: int) -> None:
@@ -194,10 +206,10 @@ class GrowKV(Tensors):
 
 
 class DonateKV(Tensors):
-    """Appended in place; a tensor that is about to be full moves to one that is half as large again.
+    """K and V appended in place; a tensor that is about to be full moves to one that is half as large again.
 
-    What runtimes do that may write a graph's ``past`` input: as many buffers as tensors, not twice as many, and a copy
-    of the past once in a while.  Tensors move before they must, a few in each step, so that never many exist twice.
+    Runtimes that may write a graph's ``past`` input do it: as many buffers as tensors, not twice as many, and a copy of
+    the past once in a while.  Tensors move before they must, a few in each step, so that never many exist twice.
     """
 
     ahead = 1
@@ -257,7 +269,7 @@ class DonateKV(Tensors):
         return min(self._capacity, needed + max(needed // 2, DONATE_POSITIONS))
 
     def _positions(self, tensor: int) -> int:
-        """How many fit the buffer that a tensor is in."""
+        """Positions that fit the buffer of ``tensor``."""
         return min(self._tensors[tensor].size // self._width_bytes, self._capacity)
 
     def _due(self, needed: int) -> list[int]:
@@ -275,7 +287,7 @@ class DonateKV(Tensors):
         self._moved[-1].append((tensor, past))
 
     def _move_back(self) -> None:
-        """The last step under way has not happened."""
+        """Undo the moves of the last step under way."""
         for tensor, past in reversed(self._moved.pop()):
             self._pool.release(self._tensors[tensor])
             self._tensors[tensor] = past
@@ -302,7 +314,7 @@ class StaticKV(Tensors):
         return self._tensors
 
     def record_copies(self, rec: Recorder) -> None:
-        """The past is where it is."""
+        """Record nothing: the past stays in place."""
 
     def commit(self) -> None:
         self.length += self._rows.popleft()

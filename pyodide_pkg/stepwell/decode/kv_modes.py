@@ -13,3 +13,4 @@ KV_MODES: dict[str, tuple[Callable[[BufferPool, KVShape, int], KVCache], str]] =
     "static": (StaticKV, "allocated once for the whole context, appended in place"),
     "paged": (PagedKV, "appended in place, pages added as the sequence grows: nothing is copied, little is spare"),
 }
+"""The modes by name: what makes a cache (pool, shape, capacity), and a sentence."""

@@ -1,4 +1,4 @@
-"""The growing-KV pattern without a model: what a decode loop does to the pool, on the real device, checked.
+"""The growing-KV pattern without a model: a decode loop's use of the pool, on the real device, checked.
 
 Each step takes a new, larger tensor of 2,048 bytes per position for every K and V (``grow``), copies the past into it,
 appends its row and sums one word of every position; small intermediates come and go layer by layer, and the past is
@@ -25,8 +25,10 @@ from stepwell.memory.scope import Scope
 from stepwell.replay.kv_shapes import KV_WORKLOADS, POSITION_BYTES
 from stepwell.step.recorder import ByLength, Recorder, Step, Variant
 
-FIRST_POSITIONS = 2000  # where a run starts unless it is told: just below the first cliff
-INTERMEDIATES = 6  # per layer: 6, 12, 18, 24, 30 and 36 KiB
+FIRST_POSITIONS = 2000
+"""The positions at which a run starts by default: just below the first cliff."""
+INTERMEDIATES = 6
+"""Intermediates per layer, of 6, 12, 18, 24, 30 and 36 KiB."""
 _WORDS = POSITION_BYTES // 4
 _ROW_WORDS = 1536  # of the first intermediate: 6 KiB
 _MASK = 0xFFFF_FFFF
@@ -82,6 +84,7 @@ CACHES: Mapping[str, type[GrowKV] | type[DonateKV] | type[TwinKV]] = {
     "donate": DonateKV,
     "static": TwinKV,
 }
+"""The KV modes of workloads: ``static`` is the control."""
 
 
 class KVPattern:

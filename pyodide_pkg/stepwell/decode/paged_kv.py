@@ -16,24 +16,30 @@ from stepwell.memory.buffer import Buffer, Role
 from stepwell.memory.pool import BufferPool
 from stepwell.step.recorder import Recorder
 
-PAGE = 16  # positions
-SPARE_PERCENT = 9  # what may be reserved beyond what is needed, of sequences of SHORT positions and more
-SHORT = 1000  # shorter ones may have up to as much as these
+PAGE = 16
+"""Positions of a page."""
+SPARE_PERCENT = 9
+"""Percent of the needed positions that may be reserved beyond them, for sequences of SHORT positions and more."""
+SHORT = 1000
+"""Positions below which a sequence may reserve as much as one of this length."""
 
 
 class Slab(NamedTuple):
-    number: int  # of all that there ever were
-    first: int  # position
+    """A run of pages, in a buffer per layer."""
+
+    number: int  # counted over all slabs of the cache's life
+    first: int  # its first position
     positions: int
     buffers: list[Buffer]  # one per layer: the rows of K, then those of V
 
     @property
     def end(self) -> int:
+        """The position after its last one."""
         return self.first + self.positions
 
 
 class PagedKV(Positions):
-    """Appended in place, in as many slabs as the sequence needs; steps under way keep what they were given."""
+    """K and V appended in place, in as many slabs as the sequence needs; steps under way keep their slabs."""
 
     stable = True  # between two slabs
     ahead = 1
@@ -42,16 +48,16 @@ class PagedKV(Positions):
         super().__init__(pool, shape, capacity)
         self._shape = shape
         self._slabs: list[Slab] = []
-        self._count = 0  # of slabs that there ever were
+        self._count = 0  # slabs made in its life
         self._tables: list[Buffer] = []  # one per group of slabs that a launch binds together
         self._stale = False  # the tables do not say which slabs there are
-        self._added: deque[int] = deque()  # per step under way: so many of the slabs are there since
+        self._added: deque[int] = deque()  # slabs that each step under way has added
         self._last = 0  # the slab that the last step under way appends to
         self._views: tuple[tuple[int, ...], list[LayerKV]] = ((), [])  # what steps are given, while the key is this
 
     @property
     def class_bytes(self) -> int:
-        """Of K or V of one layer, in all slabs."""
+        """Reserved bytes of K, or of V, of one layer, in all slabs."""
         return sum(slab.buffers[0].size for slab in self._slabs) // 2
 
     @property
@@ -59,7 +65,7 @@ class PagedKV(Positions):
         return (self._last, self._slabs[-1].number if self._slabs else 0)
 
     def fits(self, rows: int) -> int:
-        """A step appends to one slab."""
+        """The rows up to the end of a slab: a step appends to one slab."""
         begin = self.end
         return next((min(rows, slab.end - begin) for slab in self._slabs if begin < slab.end), rows)
 
@@ -98,14 +104,14 @@ class PagedKV(Positions):
                 yield [KVSlabs(table, [buffer] * len(spans), len(spans) - 1)] * self._layers
 
     def record_copies(self, rec: Recorder) -> None:
-        """The past is where it is."""
+        """Record nothing: the past stays in place."""
 
     def commit(self) -> None:
         self.length += self._rows.popleft()
         self._added.popleft()
 
     def abandon(self) -> None:
-        """What the steps under way have added goes, too: it may be what there was no memory for."""
+        """Undo all steps under way, and give their slabs back: there may be no memory for them."""
         self._rows.clear()
         while self._added:
             self._take_back(self._added.pop())
@@ -124,7 +130,7 @@ class PagedKV(Positions):
         return tuple([(slab.first, slab.positions) for slab in self._slabs])
 
     def _grown(self, spans: tuple[tuple[int, int], ...], end: int) -> tuple[tuple[int, int], ...]:
-        """The slabs that there are once ``extend`` has made room up to ``end``."""
+        """The slabs after ``extend`` has made room up to ``end``, from those of ``spans``."""
         grown, room = list(spans), sum(spans[-1]) if spans else 0
         for positions in self._missing(room, end, end):
             grown.append((room, positions))
@@ -132,8 +138,9 @@ class PagedKV(Positions):
         return tuple(grown)
 
     def _missing(self, room: int, end: int, prompt_end: int) -> list[int]:
-        """Positions of each slab that is to be added to ``room``, so that there is room up to ``end``: several where
-        the device binds no buffer that large.
+        """Positions of each slab to add to ``room`` positions for room up to ``end``.
+
+        There are several where one would be larger than the device can bind.
         """
         if end <= room:
             return []
@@ -144,7 +151,7 @@ class PagedKV(Positions):
         return [largest] * ((wanted - 1) // largest) + [(wanted - 1) % largest + 1]
 
     def _add(self, positions: int) -> None:
-        """One more slab in every layer, with a table if it opens a group; or nothing, and the reason raised."""
+        """Add a slab of ``positions`` in every layer, with a table if it opens a group; or raise, and add nothing."""
         held: list[Buffer] = []
         nbytes = 2 * positions * self._width_bytes
         try:
@@ -164,7 +171,7 @@ class PagedKV(Positions):
         self._stale = True
 
     def _take_back(self, count: int) -> None:
-        """The last ``count`` slabs are no more."""
+        """Give the last ``count`` slabs back."""
         for _ in range(count):
             self._give_back(self._slabs.pop().buffers)
             self._stale = True
@@ -186,10 +193,11 @@ class PagedKV(Positions):
 
 
 def reserved_positions(needed: int) -> int:
-    """How many positions there may be room for where ``needed`` are; short sequences double a few times."""
+    """Positions to reserve where ``needed`` are needed; short sequences double a few times."""
     suits_short = SHORT * (100 + SPARE_PERCENT) // 100
     return max(min(max(2 * needed, suits_short // 4), suits_short), needed * (100 + SPARE_PERCENT) // 100)
 
 
 def whole_pages(positions: int) -> int:
+    """``positions``, rounded up to whole pages."""
     return -(-positions // PAGE) * PAGE

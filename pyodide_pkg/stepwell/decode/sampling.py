@@ -1,7 +1,7 @@
-"""Choosing the next token: what a request may ask for, and the host's way of doing it, the reference for the GPU's.
+"""Choosing the next token: the settings of a request, and the choice on the host, the reference for the GPU's.
 
 The GPU chooses (``argmax.wgsl``, ``sample.wgsl``) unless the logits come back anyway, because the largest of them are
-asked for.  The random numbers are the host's in either case, one per token; ``kernels/sampling.py`` says what is drawn.
+asked for.  The random numbers are the host's in either case, one per token; ``kernels/sampling.py`` defines the draw.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from stepwell.kernels.sampling import BINS, DRAWS, STEPS, Cuts, inverse_of, sett
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off."""
+    """The settings of sampling: ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -34,15 +34,17 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
+        """Whether the largest logit is chosen."""
         return self.temperature == 0 or self.top_k == 1
 
     @property
     def cuts(self) -> Cuts:
+        """The cuts that are on."""
         return Cuts(self.top_k > 0, self.top_p < 1)
 
     @property
     def settings(self) -> bytes:
-        """What the GPU samples by."""
+        """The settings for the GPU (``settings_bytes``)."""
         return settings_bytes(self.temperature, self.top_k, self.top_p)
 
 
@@ -69,7 +71,7 @@ def top_logits(logits: Sequence[float], count: int) -> list[tuple[int, float]]:
 
 
 def choose(logits: Sequence[float], sampling: Sampling, draw: int, ban: Sequence[int] = ()) -> int:
-    """The id that ``draw`` takes of these f32 logits, or the one of the largest that is not banned."""
+    """The id outside ``ban`` that ``draw`` takes of f32 ``logits``, or that of the largest for greedy ``sampling``."""
     values = array("f", logits)
     for index in ban:
         values[index] = -math.inf
@@ -87,7 +89,7 @@ def choose(logits: Sequence[float], sampling: Sampling, draw: int, ban: Sequence
 
 
 def kept_ids(logits: "array[float]", sampling: Sampling) -> list[tuple[int, float]]:
-    """(id, weight) of what may be drawn, by id."""
+    """(id, weight) of the ids that may be drawn, in the order of ids."""
     candidates = _distances(logits, sampling.temperature)
     if sampling.top_k:
         candidates = heapq.nsmallest(sampling.top_k, candidates)
@@ -98,7 +100,7 @@ def kept_ids(logits: "array[float]", sampling: Sampling) -> list[tuple[int, floa
 
 
 def _distances(logits: "array[float]", temperature: float) -> list[tuple[int, int]]:
-    """(distance, id) of all that are not out, by id; computed as f32 arithmetic does."""
+    """(distance, id) of the ids that are not out, in the order of ids; computed in f32 arithmetic."""
     largest = max(filter(math.isfinite, logits), default=None)
     if largest is None:
         return []
@@ -114,7 +116,7 @@ def _weight(distance: int) -> float:
 
 
 def _nucleus(weights: Sequence[float], top_p: float) -> int:
-    """How many of the largest weights it takes to hold ``top_p`` of the sum; at least one."""
+    """The number of largest ``weights`` that hold ``top_p`` of their sum; at least one."""
     target = top_p * math.fsum(weights)
     held = 0.0
     for count, weight in enumerate(weights, 1):

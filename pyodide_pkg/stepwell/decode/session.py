@@ -30,7 +30,7 @@ class DecodeSession:
     ) -> None:  # fmt: skip
         """``kv`` is a row of KV_MODES, ``kv_type`` of KV_TYPES, ``context`` the most positions this sequence may have.
 
-        The launcher may be any one of the model's device and pool.  ``spans`` takes what Python does, and when.
+        ``launcher`` is one on the model's device and pool.  ``spans`` takes the times of Python's work.
         """
         config = model.config
         if kv not in KV_MODES:
@@ -75,7 +75,7 @@ class DecodeSession:
 
     @property
     def kernels(self) -> dict[str, object]:
-        """Which kernels its steps launch: what the launcher's options came to for this model (``Steps.kernels``)."""
+        """The kernels that the launcher's options give this model (``Steps.kernels``)."""
         return self._stepper.steps.kernels
 
     @property
@@ -186,7 +186,7 @@ class DecodeSession:
             )
 
     def _claim(self, generation: Generation) -> None:
-        """Other sessions may generate at the same time, unless one is to have the GPU's time for its own."""
+        """Enter a generation; raises BadRequest if one with ``gpu_time`` would not be the only one."""
         under_way = self._launcher.generating
         others = [timed for session, timed in under_way.items() if session != self._id]
         if any(others) or (others and generation.gpu_time):
@@ -197,9 +197,9 @@ class DecodeSession:
         under_way[self._id] = generation.gpu_time
 
     def _depth(self, generation: Generation) -> int:
-        """How many steps to run ahead of the token that is awaited.
+        """Steps that run ahead of the awaited token: none where the host chooses the token.
 
-        None where the host chooses the token.  A growing cache would need one more set of tensors for each.
+        A growing cache needs one more set of tensors for each.
         """
         if not generation.readback.on_gpu or generation.gpu_time:
             return 0  # with gpu_time: the passes of a step in flight would count for another token
@@ -232,16 +232,17 @@ class DecodeSession:
         return await self._event(index, data, run, Issued.PREFILL)
 
     def _outgrows(self, end: int) -> bool:
-        """Whether with ``end`` positions a sequence needs other frequencies of rotation than those that its cached keys
-        have: then all of it is read once more.
+        """Whether a sequence of ``end`` positions needs other frequencies of rotation than its cached keys have.
+
+        Then all of it is read once more.
         """
         switch = self._model.switch_position
         return switch is not None and 0 < self.length <= switch < end
 
     async def _alone(self, ids: Sequence[int], run: Run, end: int, index: int, *, last: bool) -> bytes:
-        """One step as a transaction, with nothing else in flight: it commits, or has given everything back.
+        """Run one step as a transaction, with nothing else in flight: it commits, or gives everything back.
 
-        With the ``last`` of a prompt token ``index`` is chosen.
+        The ``last`` step of a prompt chooses token ``index``.
         """
         ask = StepRequest(ids, len(ids), prompt_end=end, last=last, live=True, draw=run.draws[index])
         flight = await self._stepper.issue(ask)
@@ -286,9 +287,9 @@ class DecodeSession:
             flights.append(await stepper.issue(StepRequest(ids, token=known, draw=draw)))
 
     async def _once_more(self, before: TokenEvent, failure: StepwellError, run: Run) -> bytes:
-        """The step of the token ``before`` after a failure of it or of a later one: alone, with the id from the host.
+        """Run the step of the token ``before`` alone, after ``failure`` of it or of a later one.
 
-        What the failed ones left on the GPU is not trusted.
+        The id comes from the host: nothing that the failed steps left on the GPU is trusted.
         """
         await self._settle()
         self._stepper.abandon()
@@ -305,7 +306,7 @@ class DecodeSession:
         """Abandon what is in flight, once the GPU is done with it."""
         flights = self._flights
         while flights:
-            flight = flights[0]  # until it is over: whoever else settles waits for it, too
+            flight = flights[0]  # until it is over: another task that settles waits for it, too
             if flight.read is not None:
                 with suppress(StepwellError):  # of a step that has not happened
                     await flight.read

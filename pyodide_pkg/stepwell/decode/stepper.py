@@ -25,7 +25,7 @@ class Stepper:
     """``depth`` steps may be in flight beside the one that is awaited; each has a staging buffer of its own."""
 
     def __init__(self, model: DecoderModel, launcher: Launcher, cache: KVCache, session: int, context: int) -> None:
-        """``session`` is the pool's number of it, ``context`` the most positions that it may have."""
+        """``session`` is the pool's number of the sequence, ``context`` the most positions that it may have."""
         self._model, self._launcher, self._cache = model, launcher, cache
         self.steps = model.steps(launcher)
         self._pool = launcher.pool
@@ -43,7 +43,7 @@ class Stepper:
         self.wants_record = False  # a plan is due, as soon as nothing is in flight
 
     def configure(self, readback: Readback, depth: int, settings: bytes = b"") -> None:
-        """Choose what the next steps bring back; ``settings`` is what they sample by.  Nothing may be in flight."""
+        """Choose what the next steps read back, and the ``settings`` they sample by.  No step may be in flight."""
         self._readback, self._nbytes = readback, readback.nbytes(self._model.config.vocab_size)
         if len(self._ring) != depth + 1 or self._ring[0].requested < self._nbytes:
             self._release_ring()
@@ -56,10 +56,10 @@ class Stepper:
         self.wants_record = False
 
     def dry_runs(self, rows: int, prompt_end: int, end: int) -> Iterator[Step]:
-        """Steps of ``rows`` tokens as they would be recorded, for the names of their kernels; nothing is acquired.
+        """Yield steps of ``rows`` tokens as they would be recorded, for the names of their kernels; nothing is leased.
 
-        The first is of a prompt that ends at ``prompt_end``, or of the token after it; the others are those that differ
-        while the sequence grows up to ``end``.
+        The first belongs to a prompt that ends at ``prompt_end``, or is that of the token after it; the others are
+        those that differ while the sequence grows up to ``end``.
         """
         for kv in self._cache.previews(prompt_end, end, _DryRun.buffer):
             dry = _DryRun(Recorder(0, rows, self._launcher.shapes))
@@ -99,7 +99,7 @@ class Stepper:
             return Flight(read, (start, now_ms()), issued, self.meter.take(), step)
 
     def abandon(self) -> None:
-        """No step under way has happened; what they left in the workspaces, or failed to get for them, goes too."""
+        """Undo all steps under way, and give their workspaces back."""
         self._cache.abandon()
         self._launcher.plans.forget(self._session)
         if self._steady is not None:
@@ -123,7 +123,7 @@ class Stepper:
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _find_plan(self, ask: StepRequest) -> tuple[Plan | None, Issued]:
-        """The plan to replay, or None and how the step is to be issued instead."""
+        """The plan to replay, or None and the way to issue the step instead."""
         plans = self._launcher.plans
         if not self._launcher.options.replay:
             return None, Issued.OFF
@@ -139,7 +139,7 @@ class Stepper:
         return plan, issued
 
     def _plan_of(self, ask: StepRequest) -> tuple[Plan | None, Issued]:
-        """The plan of these buffers; None if there is none yet, or it ends before this position."""
+        """The plan of the step's buffers; None if there is none yet, or it ends before the step's position."""
         plans, key = self._launcher.plans, self._key()
         plan = plans.get(key)
         if plan is not None:
@@ -186,7 +186,7 @@ class Stepper:
     def _record(
         self, rec: Recorder, scope: Acquires, kv: Sequence[LayerKV], end: int, *, last: bool, staging: Buffer | None
     ) -> tuple[Step, Buffer | None]:
-        """The step, and its logits."""
+        """Record the rest of the step; returns it, and its logits."""
         readback, steps = self._readback, self.steps
         logits = steps.record(rec, scope, self._ids, kv, end=end, want_logits=last)
         if logits is None:
@@ -247,7 +247,7 @@ class Stepper:
     async def _is_replayed_alike(
         self, plan: Plan, position: int, token: int, draw: int, staging: Buffer, logits: Buffer, data: bytes
     ) -> bool:
-        """Replay the step that was just done, and compare what comes back and the logits, bit by bit."""
+        """Replay the step that was just done, and compare the bytes read back and the logits, bit by bit."""
         launcher, nbytes = self._launcher, 4 * self._model.config.vocab_size
         expected = await launcher.peek(logits, nbytes, in_step=True)
         self._write_ids((token,))
@@ -257,7 +257,7 @@ class Stepper:
 
 
 class _DryRun:
-    """Stands in for a step's scope when only what a recording launches is wanted: no buffer is acquired."""
+    """Stands in for a step's scope when only the launches of a recording are wanted: no buffer is acquired."""
 
     buffer = Buffer(0, 0, 0, Role.ACTIVATION)
 

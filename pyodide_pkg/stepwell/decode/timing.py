@@ -1,4 +1,4 @@
-"""One record per token: what it took and what it cost."""
+"""The record of a token: its times and its counts."""
 
 from collections.abc import Coroutine, Generator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class StepCounters(Counters):
     """GPU work and memory traffic of one token's step: the launcher's counts, then the pool's.
 
     ``refused`` is why the step was not a replay, None if it was one.  ``gpu_ms`` is the time of the compute passes by
-    the GPU's clock, None unless that was asked for.  ``kv_class_bytes`` is the size class of one K or V tensor;
+    the GPU's clock, None unless it was asked for.  ``kv_class_bytes`` is the size class of one K or V tensor;
     ``reserved_bytes`` and ``in_use_bytes`` are levels at the step's end.
     """
 
@@ -48,7 +48,7 @@ class StepTiming:
 class TokenEvent:
     """One generated token.  ``position`` is the number of positions in the KV cache when it was chosen.
 
-    ``counters`` is None when nothing was to be measured.  ``digest``: of the logits, if asked for.
+    ``counters`` is None when nothing was measured.  ``digest`` is that of the logits, if it was asked for.
     """
 
     index: int
@@ -63,35 +63,38 @@ class TokenEvent:
 
 _issued_by = attrgetter(*COUNTERS)
 _moved_by = attrgetter("created", "bytes_created", "destroyed", "bytes_destroyed", "hits", "misses")
-"""What the ledger counts, in the order of the fields of StepCounters from ``buffers_created`` on."""
+"""The ledger's counts, in the order of the fields of StepCounters from ``buffers_created`` on."""
 _MOVED = 6
 _WITHOUT_REPLAYED = COUNTERS.index("replayed")
 
 
 class Cost(tuple[int, ...]):
-    """What was issued, and what the pool did: counts in the order of StepCounters' fields."""
+    """Counts of the work issued and of the pool's, in the order of StepCounters' fields."""
 
     __slots__ = ()
 
     def plus(self, other: "Cost") -> "Cost":
+        """The sums with ``other``."""
         return Cost(map(add, self, other))
 
     def since(self, before: "Cost") -> "Cost":
+        """The differences from ``before``."""
         return Cost(map(sub, self, before))
 
 
 NO_COST = Cost([0] * (len(COUNTERS) + _MOVED))
+"""Counts of nothing."""
 
 
 class Meter:
-    """What one session costs: differences of the cumulative counters, over the stretches in which it is at work.
+    """The counts of one session: differences of the cumulative counters, over the stretches in which it is at work.
 
     Sessions that share a launcher or a pool take turns, and the launcher and the pool count them all.  A coroutine
-    works from one await to the next without another one in between, so what is counted in such a stretch is its own.
+    works from one await to the next without another one in between, so the counts of such a stretch are its own.
     """
 
     def __init__(self, launcher: Launcher, ledger: Ledger) -> None:
-        """A stretch begins, until ``pause``."""
+        """Begin a stretch, until ``pause``."""
         self.on = True  # off, it costs nothing and says nothing
         self._counters = launcher.counters
         self._ledger = ledger
@@ -103,27 +106,27 @@ class Meter:
         self.on, self._spent, self._from = on, NO_COST, None
 
     def pause(self) -> None:
-        """What follows is not this session's work."""
+        """End the stretch: what follows is not this session's work."""
         self._note()
         self._from = None
 
     def resume(self) -> None:
-        """A stretch begins."""
+        """Begin a stretch."""
         if self.on:
             self._from = self._now()
 
     def take(self) -> Cost:
-        """What the session has cost since the last ``take``."""
+        """The session's counts since the last ``take``."""
         self._note()
         taken, self._spent = self._spent, NO_COST
         return taken
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do ``work``: from await to await a stretch of its own."""
+        """Do ``work``, with a stretch from each await to the next."""
         return await (_Metered(self, work) if self.on else work)
 
     def counters(self, cost: Cost, kv_class_bytes: int, refused: str | None, gpu_ms: float | None) -> StepCounters:
-        """The record of a step that cost ``cost``."""
+        """The counters of a step with the counts ``cost``."""
         replayed = int(refused is None)  # not the replay that a recording is tried with
         pool = (*cost[len(COUNTERS) :], kv_class_bytes, self._ledger.reserved_bytes, self._ledger.in_use_bytes)
         values: tuple[Any, ...] = (*cost[:_WITHOUT_REPLAYED], replayed, refused, gpu_ms, *pool)
@@ -140,7 +143,7 @@ class Meter:
 
 
 class _Metered(Generator[Any, Any, T]):
-    """A coroutine that is at work until it waits for something.  What it waits for, and how that ends, goes through."""
+    """A coroutine whose work is metered until it waits; what it awaits, and the result, pass through."""
 
     def __init__(self, meter: Meter, work: Coroutine[Any, Any, T]) -> None:
         self._meter, self._work = meter, work

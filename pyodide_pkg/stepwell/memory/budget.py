@@ -2,7 +2,6 @@
 
 from stepwell.errors import BadRequest
 
-# a limit falls and rises by these factors, and rises once in this number of runs
 SHRINK = 0.7
 """The factor of the budget when memory ran out."""
 GROW = 1.05

@@ -44,7 +44,7 @@ RELEASE: Final = 1
 FLUSH: Final = 2
 RUN: Final = 3
 
-NOTHING = Request(0, Role.ACTIVATION)
+NO_REQUEST = Request(0, Role.ACTIVATION)
 """The request of an event that has none."""
 
 Event = tuple[int, int, Request]
@@ -148,11 +148,11 @@ def read_trace(path: Path) -> Iterator[Event]:
             event = (ACQUIRE, lease, request)
             lease += 1
         elif op == "-":
-            event = (RELEASE, _int(rest, number), NOTHING)
+            event = (RELEASE, _int(rest, number), NO_REQUEST)
         elif op == "f" and rest in _CAUSE_OF:
-            event = (FLUSH, _CAUSE_OF[rest], NOTHING)
+            event = (FLUSH, _CAUSE_OF[rest], NO_REQUEST)
         elif op == "b":
-            event = (RUN, _int(rest, number), NOTHING)
+            event = (RUN, _int(rest, number), NO_REQUEST)
         else:
             raise BadTrace(f"line {number}: {_short(line)} is no event. Expected one of: + - f b .")
         count += 1
@@ -254,16 +254,16 @@ class TraceRecorder:
 
     def released(self, buffer: Buffer) -> None:
         """Note that the lease of ``buffer`` has ended."""
-        self.events.append((RELEASE, self._numbers.pop(buffer.id), NOTHING))
+        self.events.append((RELEASE, self._numbers.pop(buffer.id), NO_REQUEST))
 
     def flushed(self, serial: int) -> None:
         """Note a flush."""
-        self.events.append((FLUSH, Cause.SUBMIT, NOTHING))
+        self.events.append((FLUSH, Cause.SUBMIT, NO_REQUEST))
 
     def run_began(self, run: int) -> None:
         """Note that a run begins."""
         self._runs += 1
-        self.events.append((RUN, self._runs, NOTHING))
+        self.events.append((RUN, self._runs, NO_REQUEST))
 
     def created(self, buffer_id: int, size: int, role: Role, label: str) -> None:
         """Note nothing: the policy decided it, not the program, and another one will decide for itself."""
@@ -274,7 +274,7 @@ class TraceRecorder:
     def failed(self, what: str, nbytes: int) -> None:
         """Note the end of every lease if the device was lost."""
         if what == "lost":
-            self.events += [(RELEASE, number, NOTHING) for number in self._numbers.values()]
+            self.events += [(RELEASE, number, NO_REQUEST) for number in self._numbers.values()]
             self._numbers.clear()
 
 

@@ -20,7 +20,7 @@ from stepwell.errors import BadRequest
 from stepwell.memory.buffer import Role
 from stepwell.memory.policies.base import Request
 from stepwell.replay.kv_shapes import KV_WORKLOADS, PHI4_MINI, POSITION_BYTES, DecodeShape
-from stepwell.replay.traces import ACQUIRE, FLUSH, NOTHING, RELEASE, RUN, Cause, Event
+from stepwell.replay.traces import ACQUIRE, FLUSH, NO_REQUEST, RELEASE, RUN, Cause, Event
 
 DISPATCHES_PER_LAYER = 12
 """Dispatches that a layer records."""
@@ -52,9 +52,9 @@ class DecodeTrace:
     def run(self, positions: int, rows: int = 1) -> Iterator[Event]:
         """The events of one run that ends with ``positions`` filled, ``rows`` of them new."""
         shape = self._shape
-        yield (RUN, positions, NOTHING)
+        yield (RUN, positions, NO_REQUEST)
         if shape.upload:
-            yield (FLUSH, Cause.UPLOAD, NOTHING)
+            yield (FLUSH, Cause.UPLOAD, NO_REQUEST)
         kv = iter(self._kv_requests(positions))
         present: list[int] = []
         lease = self._next
@@ -69,14 +69,14 @@ class DecodeTrace:
                     present.append(lease)
                     lease += 1
             for number in range(first, first + len(requests)):
-                yield (RELEASE, number, NOTHING)
+                yield (RELEASE, number, NO_REQUEST)
             self._pending += DISPATCHES_PER_LAYER
             while self._pending >= DISPATCHES_PER_SUBMIT:
                 self._pending -= DISPATCHES_PER_SUBMIT
-                yield (FLUSH, Cause.DISPATCHES, NOTHING)
+                yield (FLUSH, Cause.DISPATCHES, NO_REQUEST)
         self._next = lease
-        yield (FLUSH, Cause.RUN_END, NOTHING)
-        yield (FLUSH, Cause.DOWNLOAD, NOTHING)
+        yield (FLUSH, Cause.RUN_END, NO_REQUEST)
+        yield (FLUSH, Cause.DOWNLOAD, NO_REQUEST)
         self._pending = 0
         yield from self.dispose()
         self._past = present
@@ -84,7 +84,7 @@ class DecodeTrace:
     def dispose(self) -> Iterator[Event]:
         """The events that give the past K and V back."""
         for lease in self._past:
-            yield (RELEASE, lease, NOTHING)
+            yield (RELEASE, lease, NO_REQUEST)
         self._past = []
 
     def _kv_requests(self, positions: int) -> list[Request]:
@@ -147,8 +147,8 @@ def static(first: int, last: int) -> Iterator[Event]:
     lease = pending = 0
     kept: list[int] = []
     for run in range(first, last + 1):
-        yield (RUN, run, NOTHING)
-        yield (FLUSH, Cause.UPLOAD, NOTHING)
+        yield (RUN, run, NO_REQUEST)
+        yield (FLUSH, Cause.UPLOAD, NO_REQUEST)
         site = 0
         residual = -1
         for layer in range(_STATIC_LAYERS):
@@ -158,24 +158,24 @@ def static(first: int, last: int) -> Iterator[Event]:
                 lease, site = lease + 1, site + 1
             yield (ACQUIRE, lease, Request(_STATIC_ROWS * hidden, Role.ACTIVATION, site))
             if residual >= 0:
-                yield (RELEASE, residual, NOTHING)
+                yield (RELEASE, residual, NO_REQUEST)
             residual, lease, site = lease, lease + 1, site + 1
             if layer % 4 == 3:
                 yield (ACQUIRE, lease, Request(_STATIC_ROWS * 384 * 4 * (1 + layer // 4), Role.ACTIVATION, site))
                 kept.append(lease)
                 lease, site = lease + 1, site + 1
             for number in range(start, start + len(layer_bytes)):
-                yield (RELEASE, number, NOTHING)
+                yield (RELEASE, number, NO_REQUEST)
             pending += DISPATCHES_PER_LAYER
             while pending >= DISPATCHES_PER_SUBMIT:
                 pending -= DISPATCHES_PER_SUBMIT
-                yield (FLUSH, Cause.DISPATCHES, NOTHING)
-        yield (RELEASE, residual, NOTHING)
-        yield (FLUSH, Cause.RUN_END, NOTHING)
-        yield (FLUSH, Cause.DOWNLOAD, NOTHING)
+                yield (FLUSH, Cause.DISPATCHES, NO_REQUEST)
+        yield (RELEASE, residual, NO_REQUEST)
+        yield (FLUSH, Cause.RUN_END, NO_REQUEST)
+        yield (FLUSH, Cause.DOWNLOAD, NO_REQUEST)
         pending = 0
         for number in kept:
-            yield (RELEASE, number, NOTHING)
+            yield (RELEASE, number, NO_REQUEST)
         kept.clear()
 
 

@@ -12,7 +12,7 @@ from stepwell.memory.policies import POLICIES, make_policy
 from stepwell.memory.policies.base import Request
 from stepwell.replay.oracle import Clairvoyant, least_creates
 from stepwell.replay.simulator import simulate
-from stepwell.replay.traces import ACQUIRE, FLUSH, NOTHING, RELEASE, RUN, Cause, Event
+from stepwell.replay.traces import ACQUIRE, FLUSH, NO_REQUEST, RELEASE, RUN, Cause, Event
 from stepwell.replay.workloads import workload_events
 
 SIZES = (100, 200, 300)
@@ -21,7 +21,7 @@ SIZES = (100, 200, 300)
 @st.composite
 def traces(draw: st.DrawFn, length: int = 60) -> list[Event]:
     """Few sizes, so that buffers are reused; activations only, so that all policies see the same classes."""
-    events: list[Event] = [(RUN, 1, NOTHING)]
+    events: list[Event] = [(RUN, 1, NO_REQUEST)]
     live: list[int] = []
     leases = 0
     for op in draw(
@@ -33,11 +33,11 @@ def traces(draw: st.DrawFn, length: int = 60) -> list[Event]:
             live.append(leases)
             leases += 1
         elif op == RELEASE and live:
-            events.append((RELEASE, live.pop(draw(st.integers(0, len(live) - 1))), NOTHING))
+            events.append((RELEASE, live.pop(draw(st.integers(0, len(live) - 1))), NO_REQUEST))
         elif op == FLUSH:
-            events.append((FLUSH, Cause.SUBMIT, NOTHING))
+            events.append((FLUSH, Cause.SUBMIT, NO_REQUEST))
         elif op == RUN:
-            events.append((RUN, 1, NOTHING))
+            events.append((RUN, 1, NO_REQUEST))
     return events
 
 
@@ -108,9 +108,9 @@ def leases(text: str) -> list[Event]:
     events: list[Event] = []
     for word in text.split():
         if word == "|":
-            events += [(FLUSH, Cause.DOWNLOAD, NOTHING), (RUN, 1, NOTHING)]
+            events += [(FLUSH, Cause.DOWNLOAD, NO_REQUEST), (RUN, 1, NO_REQUEST)]
         elif word[0] == "-":
-            events.append((RELEASE, int(word[1:]), NOTHING))
+            events.append((RELEASE, int(word[1:]), NO_REQUEST))
         else:
             events.append((ACQUIRE, int(word[1:]), Request(SIZES["abc".index(word[0])], Role.ACTIVATION, 0)))
     return events

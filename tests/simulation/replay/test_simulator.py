@@ -17,7 +17,7 @@ from stepwell.memory.policies.base import Request
 from stepwell.replay.kv_shapes import PHI4_MINI, DecodeShape
 from stepwell.replay.simulator import Replay, served, simulate
 from stepwell.replay.simulator_report import PolicyFigures, figures, kv_boundaries
-from stepwell.replay.traces import ACQUIRE, FLUSH, NOTHING, RELEASE, RUN, Cause, Event, check_events
+from stepwell.replay.traces import ACQUIRE, FLUSH, NO_REQUEST, RELEASE, RUN, Cause, Event, check_events
 from stepwell.replay.workloads import WORKLOADS, growing, workload_events
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -219,7 +219,7 @@ def test_workloads_are_well_formed_and_repeatable(name: str) -> None:
 def test_a_decode_step_of_kv64() -> None:
     """Its shape, counted: 192 intermediates, 64 KV tensors, 24 submits of 16 dispatches, upload, end and download."""
     step = list(growing(PHI4_MINI, 2000, 2001))[64:]
-    assert step[:2] == [(RUN, 2001, NOTHING), (FLUSH, Cause.UPLOAD, NOTHING)]
+    assert step[:2] == [(RUN, 2001, NO_REQUEST), (FLUSH, Cause.UPLOAD, NO_REQUEST)]
     acquired = [request for op, _, request in step if op == ACQUIRE]
     assert sorted(request.nbytes for request in acquired if request.role is Role.KV) == [2048 * 2001] * 64
     assert {request.site for request in acquired if request.role is Role.KV} == set(range(64))
@@ -227,7 +227,7 @@ def test_a_decode_step_of_kv64() -> None:
     assert small == [6144, 12_288, 18_432, 24_576, 30_720, 36_864] * 32
     causes = [value for op, value, _ in step if op == FLUSH]
     assert causes == [Cause.UPLOAD] + [Cause.DISPATCHES] * 24 + [Cause.RUN_END, Cause.DOWNLOAD]
-    assert step[-64:] == [(RELEASE, lease, NOTHING) for lease in range(64)], "the past, after the run"
+    assert step[-64:] == [(RELEASE, lease, NO_REQUEST) for lease in range(64)], "the past, after the run"
 
 
 def test_kv16_has_16_tensors() -> None:
@@ -296,12 +296,12 @@ def lease(number: int, nbytes: int = 256, site: int = 0, role: Role = Role.ACTIV
 
 
 def release(number: int) -> Event:
-    return (RELEASE, number, NOTHING)
+    return (RELEASE, number, NO_REQUEST)
 
 
-START: Event = (RUN, 1, NOTHING)
-DOWNLOAD: Event = (FLUSH, Cause.DOWNLOAD, NOTHING)
-SUBMIT: Event = (FLUSH, Cause.SUBMIT, NOTHING)
+START: Event = (RUN, 1, NO_REQUEST)
+DOWNLOAD: Event = (FLUSH, Cause.DOWNLOAD, NO_REQUEST)
+SUBMIT: Event = (FLUSH, Cause.SUBMIT, NO_REQUEST)
 
 
 @pytest.mark.parametrize(
@@ -331,8 +331,8 @@ def test_destroyed_bytes_count_until_the_gpu_is_done() -> None:
 
 def test_tokens_evictions_and_identity() -> None:
     events: list[Event] = [lease(0, 100, 1)]
-    events += [(RUN, 5, NOTHING), lease(1, 100, 1), release(0), SUBMIT]
-    events += [(RUN, 6, NOTHING), lease(2, 100, 1), release(1), release(2)]
+    events += [(RUN, 5, NO_REQUEST), lease(1, 100, 1), release(0), SUBMIT]
+    events += [(RUN, 6, NO_REQUEST), lease(2, 100, 1), release(1), release(2)]
     replay = simulate(events, make_policy("simple"))
     assert [token.position for token in replay.tokens] == [5, 6]
     assert [token.creates for token in replay.tokens] == [1, 0]

@@ -21,7 +21,7 @@ from stepwell.replay.simulator import served, simulate
 from stepwell.replay.traces import (
     ACQUIRE,
     FLUSH,
-    NOTHING,
+    NO_REQUEST,
     RELEASE,
     RUN,
     Cause,
@@ -37,13 +37,13 @@ from tests.support.pattern_lab import kernels
 
 HEADER = 'stepwell-trace 1 {"model": "tiny"}\n'
 EVENTS: list[Event] = [
-    (RUN, 7, NOTHING),
-    (FLUSH, Cause.UPLOAD, NOTHING),
+    (RUN, 7, NO_REQUEST),
+    (FLUSH, Cause.UPLOAD, NO_REQUEST),
     (ACQUIRE, 0, Request(4_196_352, Role.KV, 17)),
     (ACQUIRE, 1, Request(96, Role.WORKSPACE, 0)),
-    (RELEASE, 0, NOTHING),
-    (FLUSH, Cause.DOWNLOAD, NOTHING),
-    (RELEASE, 1, NOTHING),
+    (RELEASE, 0, NO_REQUEST),
+    (FLUSH, Cause.DOWNLOAD, NO_REQUEST),
+    (RELEASE, 1, NO_REQUEST),
 ]
 TEXT = HEADER + "b 7\nf u\n+ 4196352 k 17\n+ 96 o\n- 0\nf r\n- 1\n. 7\n"
 
@@ -67,11 +67,11 @@ def event_lists(
             live.append(leases)
             leases += 1
         elif op == RELEASE and live:
-            events.append((RELEASE, live.pop(draw(st.integers(0, len(live) - 1))), NOTHING))
+            events.append((RELEASE, live.pop(draw(st.integers(0, len(live) - 1))), NO_REQUEST))
         elif op == FLUSH:
-            events.append((FLUSH, draw(st.sampled_from(Cause)), NOTHING))
+            events.append((FLUSH, draw(st.sampled_from(Cause)), NO_REQUEST))
         elif op == RUN:
-            events.append((RUN, draw(st.integers(0, 1 << 40)), NOTHING))
+            events.append((RUN, draw(st.integers(0, 1 << 40)), NO_REQUEST))
     return events
 
 
@@ -94,7 +94,7 @@ def test_what_is_written_is_read_back(name: str, events: Sequence[Event], tmp_pa
 
 def test_every_role_and_cause_has_a_letter_of_its_own(tmp_path: Path) -> None:
     events: list[Event] = [(ACQUIRE, index, Request(16, role, 0)) for index, role in enumerate(Role)]
-    events += [(FLUSH, cause, NOTHING) for cause in Cause]
+    events += [(FLUSH, cause, NO_REQUEST) for cause in Cause]
     path = tmp_path / "a.trace"
     write_trace(path, events)
     assert list(read_trace(path)) == events
@@ -156,12 +156,12 @@ def test_bytes_that_are_no_text_are_refused(damaged: bytes, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "events",
     [
-        [(RELEASE, 0, NOTHING)],
+        [(RELEASE, 0, NO_REQUEST)],
         [(ACQUIRE, 1, Request(16, Role.KV, 0))],
         [(ACQUIRE, 0, Request(0, Role.KV, 0))],
         [(ACQUIRE, 0, Request(16, Role.KV, -1))],
-        [(RUN, -1, NOTHING)],
-        [(9, 0, NOTHING)],
+        [(RUN, -1, NO_REQUEST)],
+        [(9, 0, NO_REQUEST)],
     ],
 )
 def test_events_that_cannot_be_are_not_written(events: list[Event], tmp_path: Path) -> None:
@@ -206,12 +206,12 @@ def test_recorder_sees_what_the_pool_is_asked() -> None:
     assert recorder.events == [
         (ACQUIRE, 0, Request(64, Role.WORKSPACE, 9)),
         (ACQUIRE, 1, Request(100, Role.KV, 3)),
-        (FLUSH, Cause.SUBMIT, NOTHING),
-        (RUN, 1, NOTHING),
-        (RELEASE, 1, NOTHING),
-        (FLUSH, Cause.SUBMIT, NOTHING),
+        (FLUSH, Cause.SUBMIT, NO_REQUEST),
+        (RUN, 1, NO_REQUEST),
+        (RELEASE, 1, NO_REQUEST),
+        (FLUSH, Cause.SUBMIT, NO_REQUEST),
         (ACQUIRE, 2, Request(100, Role.KV, 3)),
-        (RELEASE, 0, NOTHING),
+        (RELEASE, 0, NO_REQUEST),
     ]
 
 
@@ -284,10 +284,10 @@ def test_pool_and_simulator_agree_on_any_trace(name: str, events: Sequence[Event
         else:
             pool.begin_run()
             pool.inventory.note_complete(pool.inventory.serial)
-            replayed.append((FLUSH, Cause.DOWNLOAD, NOTHING))
-        replayed.append((FLUSH, Cause.DOWNLOAD, NOTHING) if op == FLUSH else (op, value, request))
+            replayed.append((FLUSH, Cause.DOWNLOAD, NO_REQUEST))
+        replayed.append((FLUSH, Cause.DOWNLOAD, NO_REQUEST) if op == FLUSH else (op, value, request))
     pool.flush()
-    replayed.append((FLUSH, Cause.DOWNLOAD, NOTHING))
+    replayed.append((FLUSH, Cause.DOWNLOAD, NO_REQUEST))
     replay = simulate(replayed, POLICIES[name].factory(), budget)
     assert (replay.misses, sum(replay.evictions.values())) == (pool.ledger.misses, pool.ledger.destroyed)
 

@@ -18,7 +18,7 @@ from stepwell.memory.policies.per_usage import PerUsage
 from stepwell.replay.attached import attach_code
 from stepwell.replay.cli import main
 from stepwell.replay.simulator import simulate
-from stepwell.replay.traces import ACQUIRE, FLUSH, NOTHING, RELEASE, RUN, Cause, Event, write_trace
+from stepwell.replay.traces import ACQUIRE, FLUSH, NO_REQUEST, RELEASE, RUN, Cause, Event, write_trace
 from stepwell.replay.what_if import WhatIf, compare, recorded_costs, recorded_setting, settings, survey, try_setting
 from stepwell.replay.what_if_html import page
 
@@ -31,15 +31,15 @@ def tokens(sizes: Sequence[int], tensors: int = 44, usages: int = 1) -> Iterator
     count = 0
     past: list[int] = []
     for number, nbytes in enumerate(sizes, 1):
-        yield RUN, number, NOTHING
+        yield RUN, number, NO_REQUEST
         present = []
         for tensor in range(tensors):
             yield ACQUIRE, count, Request(nbytes, Role.ACTIVATION, tensor % usages)
             present.append(count)
             count += 1
-        yield FLUSH, Cause.DOWNLOAD, NOTHING
+        yield FLUSH, Cause.DOWNLOAD, NO_REQUEST
         for lease in past:
-            yield RELEASE, lease, NOTHING
+            yield RELEASE, lease, NO_REQUEST
         past = present
 
 
@@ -126,11 +126,12 @@ def histories(draw: st.DrawFn) -> list[Event]:
             live.append(count)
             count += 1
         elif op == RELEASE and live:
-            events.append((RELEASE, live.pop(draw(st.integers(0, len(live) - 1))), NOTHING))
+            events.append((RELEASE, live.pop(draw(st.integers(0, len(live) - 1))), NO_REQUEST))
         elif op == FLUSH:
-            events.append((FLUSH, Cause.DOWNLOAD, NOTHING))
+            events.append((FLUSH, Cause.DOWNLOAD, NO_REQUEST))
         elif op == RUN:
-            events += [(FLUSH, Cause.DOWNLOAD, NOTHING), (RUN, 1, NOTHING)]  # as the keeper: a run begins with a flush
+            # as the keeper: a run begins with a flush
+            events += [(FLUSH, Cause.DOWNLOAD, NO_REQUEST), (RUN, 1, NO_REQUEST)]
     return events
 
 

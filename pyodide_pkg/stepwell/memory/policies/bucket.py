@@ -50,7 +50,7 @@ ORT_LIMITS: Mapping[int, int] = {
 }
 """Bytes of a size class → the number of free buffers it keeps."""
 
-ERAS = ("A", "B", "C")  # see above
+ERAS = ("A", "B", "C")  # versions of the pool in onnxruntime-web
 
 
 class Bucket(Policy):

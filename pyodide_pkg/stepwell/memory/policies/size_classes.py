@@ -10,10 +10,10 @@ from functools import cache
 from stepwell.memory.policies.base import round_up
 from stepwell.memory.policies.bucket import ORT_LIMITS
 
-MIB = 1 << 20
-LARGEST_CLASS = 1 << 36
-PHASES = 256
-GROWTH_BEYOND = 1.25
+MIB = 1 << 20  # bytes
+LARGEST_CLASS = 1 << 36  # bytes
+PHASES = 256  # series of KV classes; each site has one of them
+GROWTH_BEYOND = 1.25  # from class to class above the largest of ONNX Runtime
 SUBSTEPS = 4
 """Classes per doubling of everything but KV: at most 25 % of a buffer is unused, interchangeable between sites."""
 _SMALLEST_CLASS = 256
