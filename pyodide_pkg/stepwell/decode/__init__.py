@@ -14,8 +14,8 @@ buffers and plans of its own, and their tokens may come in turns or at once.  Th
 another, not as a batch, each within ``pool.step(session)``; whoever else submits on the pool waits for its turn, too.
 Between two awaits only one session is at work, so a token's counters are sums over such stretches: all of them add up
 to the launcher's and the ledger's.  ``ms`` is the time since that session's token before, whoever worked in between;
-the GPU's time is taken for one generation at a time.  A session keeps about one bind group per launch: from eight
-sessions on the launch option ``bind_groups`` should be larger than its default.
+the GPU's time is taken for one generation at a time (``exclusion.py``).  A session keeps about one bind group per
+launch: from eight sessions on the launch option ``bind_groups`` should be larger than its default.
 
 *The context's end.* A prompt that does not fit is an error (``ContextFull``) that changes nothing, in every mode.  An
 answer that reaches the end is finished there: the last token needs no position, so there are ``context - prompt + 1``

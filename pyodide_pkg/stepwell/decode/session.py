@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 
+from stepwell.decode.exclusion import Exclusion
 from stepwell.decode.flight import Flight, Issued, StepRequest
 from stepwell.decode.generation import Generation, Run
 from stepwell.decode.kv_modes import KV_MODES
@@ -50,6 +51,7 @@ class DecodeSession:
         self._flights: deque[Flight] = deque()  # issued decode steps whose results are to come, oldest first
         self._current: object = None  # the generation under way; an older one may still be closed by the event loop
         self._id = pool.new_session()
+        self._exclusion = launcher.shared(Exclusion)
         make_cache, _ = KV_MODES[kv]
         self._cache = make_cache(pool, shape, context)
         try:
@@ -116,7 +118,7 @@ class DecodeSession:
         stops early closes the iterator (contextlib.aclosing), or what is in flight ends with the next generation.
         """
         self._check(prompt)
-        self._claim(generation)
+        self._exclusion.enter(self._id, generation.gpu_time)
         self._current = current = object()
         await self._settle()
         self._cancelled = False
@@ -136,7 +138,7 @@ class DecodeSession:
         finally:
             if self._current is current:
                 await self._settle()
-                self._launcher.generating.pop(self._id, None)
+                self._exclusion.leave(self._id)
 
     async def rehearse(self, token: int, generation: Generation, launcher: Launcher) -> AsyncGenerator[Step, None]:
         """Issue the step of ``token``, the last one of a generation that has ended, again and again; none is committed.
@@ -167,7 +169,7 @@ class DecodeSession:
         if self._closed:
             return
         self._closed = True
-        self._launcher.generating.pop(self._id, None)
+        self._exclusion.leave(self._id)
         self._flights.clear()
         self._stepper.close()
         self._cache.close()
@@ -184,17 +186,6 @@ class DecodeSession:
                 f"the prompt has {len(prompt):,} tokens, {len(self._history):,} are in the cache already; the context "
                 f"holds {self._context:,}. Shorten it or ask for a larger context."
             )
-
-    def _claim(self, generation: Generation) -> None:
-        """Enter a generation; raises BadRequest if one with ``gpu_time`` would not be the only one."""
-        under_way = self._launcher.generating
-        others = [timed for session, timed in under_way.items() if session != self._id]
-        if any(others) or (others and generation.gpu_time):
-            raise BadRequest(
-                f"gpu_time is of all that the device does, and {len(others)} other generations are under way: let them "
-                "end first, or leave it out."
-            )
-        under_way[self._id] = generation.gpu_time
 
     def _depth(self, generation: Generation) -> int:
         """Steps that run ahead of the awaited token: none where the host chooses the token.
@@ -251,8 +242,7 @@ class DecodeSession:
         except BaseException:
             self._stepper.abandon()
             raise
-        self._cache.commit()
-        self._launcher.touch_ahead()
+        self._commit()
         return data
 
     async def _next(self, before: TokenEvent, run: Run) -> TokenEvent | None:
@@ -266,8 +256,7 @@ class DecodeSession:
             flight = self._flights[0]
             data = await self._result(flight, run)
             self._flights.popleft()
-            self._cache.commit()
-            self._launcher.touch_ahead()
+            self._commit()
             issued = flight.issued
         except _FAILURES as failure:
             data, issued = await self._once_more(before, failure, run), Issued.RETRIED
@@ -285,6 +274,11 @@ class DecodeSession:
             ids = None if run.readback.on_gpu else [before.id]
             draw = run.draws[before.index + 1 + len(flights)]
             flights.append(await stepper.issue(StepRequest(ids, token=known, draw=draw)))
+
+    def _commit(self) -> None:
+        """Fill the positions of the oldest step under way: its result is there."""
+        self._cache.commit()
+        self._launcher.touch_ahead()  # the buffers that the cache has made ahead
 
     async def _once_more(self, before: TokenEvent, failure: StepwellError, run: Run) -> bytes:
         """Run the step of the token ``before`` alone, after ``failure`` of it or of a later one.

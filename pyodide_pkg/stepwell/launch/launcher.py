@@ -4,7 +4,7 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from stepwell.errors import BadRequest, DeviceLost, StepwellError, UsageError
 from stepwell.gpu.device import Device
@@ -26,6 +26,8 @@ from stepwell.memory.pool import BufferPool
 from stepwell.memory.recovery import fence
 from stepwell.step.recorder import Recorder, Step
 from stepwell.step.shapes import Shapes
+
+T = TypeVar("T")
 
 
 class Launcher:
@@ -70,8 +72,15 @@ class Launcher:
         if self.parameters is not None:
             self.kernels.on_evict.append(self.parameters.forget)
         self.bind_groups.on_evict.append(self.plans.drop_group)
-        self.generating: dict[int, bool] = {}  # the sessions at work, and whether the GPU's time is taken for them
         self._generation = pool.inventory.generation
+        self._shared: dict[Callable[[], Any], Any] = {}
+
+    def shared(self, make: Callable[[], T]) -> T:
+        """The one object of ``make`` that all users of this launcher share; it is made at the first call."""
+        if make not in self._shared:
+            self._shared[make] = make()
+        found: T = self._shared[make]
+        return found
 
     async def prepare(self, step: Step, progress: Callable[[int, int], None] | None = None) -> None:
         """Compile the kernels that ``step`` needs and that are not there yet."""
