@@ -144,7 +144,8 @@ class Launcher:
 
     def replay(self, plan: Plan, position: int, rows: int, staging: Buffer, draw: int = 0) -> None:
         """Submit the step of ``plan``, with other scalars."""
-        self._check_turn()
+        if self.pool.busy:
+            self._check_turn()
         if self.pool.debug:
             self.pool.inventory.check_live(plan.buffers)
         self.touch_ahead()

@@ -12,8 +12,8 @@ What the pool guarantees, whatever the policy says:
 Recording is what happens between an ``acquire`` and the next ``flush``.
 """
 
+from asyncio import current_task
 from collections.abc import Iterable, Mapping
-from functools import partial
 from types import MappingProxyType
 
 from stepwell.errors import PolicyError, PoolError
@@ -231,7 +231,7 @@ class BufferPool:
         A decode step of ``session`` begins as with ``begin_run``; None is for commands that are no decode step, as
         those of weights.  ``as`` gives the time in ms when its turn came.  PoolError within a step of the same task.
         """
-        return PoolStep(self._turn, None if session is None else partial(self._begin_run, session))
+        return PoolStep(self._turn, self._begin_run, session)
 
     @property
     def busy(self) -> bool:
@@ -243,7 +243,8 @@ class BufferPool:
 
         While a step of another task is under way, that is not so: then this does nothing, and its flush does it.
         """
-        if not self._turn.is_others:
+        task = self._turn.task
+        if task is None or task is current_task():  # is_others, without a call: every step comes by here
             self._flush()
 
     def begin_run(self, session: int = 0) -> None:

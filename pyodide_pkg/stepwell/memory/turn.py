@@ -29,15 +29,16 @@ class Turn:
 
 
 class PoolStep:
-    """What ``BufferPool.step`` returns: ``async with`` waits for the turn, calls ``begin`` and gives the turn back.
+    """What ``BufferPool.step`` returns: ``async with`` waits for the turn, begins a run, and gives the turn back.
 
-    ``as`` is given the time in ms (``now_ms``) when the turn came, before ``begin``.
+    ``as`` is given the time in ms (``now_ms``) when the turn came, before ``begin(session)``; without a session no run
+    begins.
     """
 
-    __slots__ = ("_begin", "_turn")
+    __slots__ = ("_begin", "_session", "_turn")
 
-    def __init__(self, turn: Turn, begin: Callable[[], None] | None) -> None:
-        self._turn, self._begin = turn, begin
+    def __init__(self, turn: Turn, begin: Callable[[int], None], session: int | None) -> None:
+        self._turn, self._begin, self._session = turn, begin, session
 
     async def __aenter__(self) -> float:
         turn, task = self._turn, current_task()
@@ -46,9 +47,9 @@ class PoolStep:
         await turn.lock.acquire()
         turn.task = task
         start = now_ms()
-        if self._begin is not None:
+        if self._session is not None:
             try:
-                self._begin()
+                self._begin(self._session)
             except BaseException:
                 turn.give_back()
                 raise
